@@ -1,0 +1,1 @@
+"""Nodes: isolated places with an address of their own. They know nothing of faults."""

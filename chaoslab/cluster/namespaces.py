@@ -1,0 +1,287 @@
+"""The `namespaces` backend: each node is a network namespace of this machine.
+
+Works as root, and in an unprivileged user namespace where the system allows one. Nothing of
+it lives in the host's own network namespace: bridge and cables are made inside the lab's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from chaoslab.cluster import linux, subnet
+from chaoslab.cluster.channel import Channel, open_channel
+from chaoslab.cluster.plumbing import NODE_INTERFACE
+from chaoslab.cluster.spawn import Start
+from chaoslab.errors import AgentError, ClusterError, HarnessError
+
+_ANSWER_LIMIT_S: Final = 20.0
+_PRELOAD_LIMIT_S: Final = 120.0
+_SINGLE_THREAD: Final = {
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "PYTHONHASHSEED": "0",
+}
+"""Environment of the warm server: no thread pool may exist before a fork."""
+
+
+class Server:
+    """The harness's handle on the warm server process (see chaoslab.cluster.server)."""
+
+    def __init__(self, preload: str | None) -> None:
+        ours, theirs = socket.socketpair()
+        self._control = ours
+        self._stderr = os.memfd_create("chaoslab-server", os.MFD_CLOEXEC)
+        command = [sys.executable, "-m", "chaoslab.cluster.server", str(theirs.fileno())]
+        self._process = subprocess.Popen(
+            command if preload is None else [*command, preload],
+            pass_fds=[theirs.fileno()],
+            stdin=subprocess.DEVNULL,
+            stdout=self._stderr,
+            stderr=self._stderr,
+            env=os.environ | _SINGLE_THREAD,
+            start_new_session=True,
+        )
+        theirs.close()
+        self._ready: dict[str, Any] | None = None
+
+    def wait_ready(self) -> str | None:
+        """Wait until its imports are done. Returns why warm ranks cannot be had, or None.
+
+        Raises: ClusterError when it died or took longer than 120 s.
+        """
+        if self._ready is None:
+            self._control.settimeout(_PRELOAD_LIMIT_S)
+            try:
+                line = self._control.recv(1 << 16)
+            except TimeoutError as problem:
+                raise ClusterError(f"the warm server: imports took {_PRELOAD_LIMIT_S} s") from problem
+            finally:
+                self._control.settimeout(None)
+            if not line:
+                raise ClusterError(f"the warm server died while starting:\n{self._said()}")
+            self._ready = json.loads(line)
+        return self._ready["preload_problem"]  # type: ignore[no-any-return]
+
+    def fork_lab(self, options: dict[str, Any]) -> socket.socket:
+        """Fork a lab. Returns the harness's end of its control socket. Raises: ClusterError."""
+        self.wait_ready()
+        ours, theirs = socket.socketpair()
+        with theirs:
+            try:
+                socket.send_fds(self._control, [json.dumps(options).encode()], [theirs.fileno()])
+            except OSError as problem:
+                ours.close()
+                raise ClusterError(f"the warm server is gone: {self._said()}") from problem
+        return ours
+
+    def _said(self) -> str:
+        size = os.fstat(self._stderr).st_size
+        return os.pread(self._stderr, 4000, max(0, size - 4000)).decode(errors="replace").strip()
+
+    def close(self) -> None:
+        """End the server; twice is harmless."""
+        self._control.close()
+        try:
+            self._process.wait(timeout=5)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        with contextlib.suppress(OSError):
+            os.close(self._stderr)
+
+
+class Cluster:
+    """A run's nodes, up and wired. Node numbers 0..nodes-1; the store's node comes last.
+
+    addresses: IPv4 address of each node, the store's last.
+    """
+
+    interface: Final = NODE_INTERFACE
+
+    def __init__(
+        self,
+        *,
+        nodes: int,
+        addresses: Sequence[str],
+        lab: Channel,
+        owner: tuple[int, int] | None,
+    ) -> None:
+        self.nodes = nodes
+        self.addresses = tuple(addresses)
+        self._owner = owner
+        self.agents: list[Channel] = []
+        self._lab = lab
+
+    @property
+    def store_node(self) -> int:
+        """Give the number of the node that hosts the store."""
+        return self.nodes
+
+    async def start(
+        self,
+        key: str,
+        node: int,
+        argv: list[str],
+        *,
+        mode: str,
+        env: dict[str, str],
+        cwd: str,
+        log: str,
+    ) -> int:
+        """Start a process in a node (see chaoslab.cluster.spawn.Start for the fields).
+
+        It runs as the cluster's owner, without capabilities. Returns its pid in the lab.
+        Raises: ClusterError.
+        """
+        uid, gid = self._owner or (None, None)
+        start = Start(
+            key=key, node=node, mode=mode, argv=argv, env=env, cwd=cwd, log=log, uid=uid, gid=gid
+        )
+        return int((await self._ask("spawn", start=vars(start)))["pid"])
+
+    async def signal(self, key: str, number: int, *, tree: bool = False) -> bool:
+        """Signal a process by its key; tree: its whole process group.
+
+        Returns False when it was gone already. Raises: ClusterError.
+        """
+        return not (await self._ask("signal", key=key, signal=number, tree=tree))["gone"]
+
+    async def look(self, key: str) -> dict[str, Any]:
+        """Look at a process: state (T: stopped; None: gone), cpu_ticks, and the signal masks
+        pending, caught and ignored. Source: proc(5).
+        """
+        return await self._ask("state", key=key)
+
+    async def processes(self) -> list[dict[str, Any]]:
+        """List the run's processes: pid, key (None for an orphan), state, command, node."""
+        return (await self._ask("processes"))["processes"]  # type: ignore[no-any-return]
+
+    async def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
+        answer = await self._lab.request(op, limit_s=_ANSWER_LIMIT_S, **fields)
+        if not answer["ok"]:
+            raise ClusterError(f"{op}: {answer['error']}")
+        return answer
+
+    async def ask_agent(self, node: int, op: str, *, limit_s: float, **fields: Any) -> dict[str, Any]:
+        """Ask a node's agent. Raises: AgentError when it refuses or does not answer."""
+        try:
+            answer = await self.agents[node].request(op, limit_s=limit_s, **fields)
+        except HarnessError as problem:
+            raise AgentError(str(problem)) from problem
+        if not answer["ok"]:
+            raise AgentError(f"agent of node {node}: {op}: {answer['error']['message']}")
+        return answer
+
+
+@contextlib.asynccontextmanager
+async def start_cluster(
+    server: Server,
+    *,
+    run_id: str,
+    nodes: int,
+    removes: Sequence[Path],
+    owner: tuple[int, int] | None,
+    on_exit: Callable[[dict[str, Any]], None],
+    on_agent_event: Callable[[int, dict[str, Any]], None],
+) -> AsyncIterator[Cluster]:
+    """Bring up `nodes` nodes and the store's; take everything down at the end.
+
+    removes: paths that the lab removes if the harness dies. owner: uid and gid of the processes
+    (None: the harness's own). on_exit: called with each process
+    that ended (key, pid, status, t_s). on_agent_event: called with node and event.
+    Raises: ClusterError.
+    """
+    network = subnet.choose(run_id, subnet.host_networks())
+    addresses = [str(network[index + 1]) for index in range(nodes + 1)]
+    control = await asyncio.to_thread(server.fork_lab, _lab_options(removes))
+    ends = [socket.socketpair() for _ in addresses]
+    try:
+        request = {"id": 0, "op": "nodes", "count": len(ends)}
+        theirs = [there.fileno() for _, there in ends]
+        socket.send_fds(control, [json.dumps(request).encode() + b"\n"], theirs)
+    except OSError as problem:
+        control.close()
+        raise ClusterError(_why_no_lab(server)) from problem
+    finally:
+        for _, there in ends:
+            there.close()
+    born: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
+    lab = await open_channel("the lab", control, on_exit)
+    lab.expect(0, born)
+    cluster = Cluster(nodes=nodes, addresses=addresses, lab=lab, owner=owner)
+    try:
+        for index, (ours, _) in enumerate(ends):
+            name = f"agent of node {index}"
+            handler = _for_node(index, on_agent_event)
+            cluster.agents.append(await open_channel(name, ours, handler))
+        await _wait_born(born, server)
+        await _set_up(cluster)
+        yield cluster
+    finally:
+        for channel in (*cluster.agents, lab):
+            await channel.close()
+
+
+def _for_node(
+    index: int, on_agent_event: Callable[[int, dict[str, Any]], None]
+) -> Callable[[dict[str, Any]], None]:
+    return lambda event: on_agent_event(index, event)
+
+
+def _lab_options(removes: Sequence[Path]) -> dict[str, Any]:
+    return {
+        "user_namespace": os.geteuid() != 0,
+        "uid": os.geteuid(),
+        "gid": os.getegid(),
+        "removes": [str(path) for path in removes],
+        "forbidden_netns": linux.netns_identity(),
+    }
+
+
+async def _wait_born(born: asyncio.Future[dict[str, Any]], server: Server) -> None:
+    try:
+        answer = await asyncio.wait_for(born, _ANSWER_LIMIT_S)
+    except (TimeoutError, ConnectionError) as problem:
+        raise ClusterError(_why_no_lab(server)) from problem
+    if not answer["ok"]:
+        raise ClusterError(f"the nodes could not be started: {answer['error']}")
+
+
+def _why_no_lab(server: Server) -> str:
+    said = server._said()  # noqa: SLF001  same module
+    hint = ""
+    if os.geteuid() != 0:
+        hint = (
+            "; as an ordinary user this needs unprivileged user namespaces: run as root, or "
+            "`sysctl kernel.unprivileged_userns_clone=1` "
+            "(Ubuntu: `sysctl kernel.apparmor_restrict_unprivileged_userns=0`), "
+            "or run with --chaos-kernel=uml"
+        )
+    return f"the lab could not be started on Linux {platform.release()}: {said or 'no reason given'}{hint}"
+
+
+async def _set_up(cluster: Cluster) -> None:
+    """Give every node its address, all at once."""
+    requests = [
+        cluster.ask_agent(
+            index,
+            "setup",
+            limit_s=_ANSWER_LIMIT_S,
+            interface=NODE_INTERFACE,
+            address=address,
+            prefix_length=subnet.PREFIX_LENGTH,
+        )
+        for index, address in enumerate(cluster.addresses)
+    ]
+    await asyncio.gather(*requests)

@@ -1,0 +1,96 @@
+"""A run's scratch directory: made, locked while its harness lives, removed, swept.
+
+The lock is the kernel's: it ends with the process that holds it, however that ends. So a
+scratch directory that nobody locks belongs to a run that was killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+PREFIX = "chaoslab-"
+_LOCK = "lock"
+_PARTIAL_SUFFIX = ".partial"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Scratch:
+    """Where a run keeps what is not yet its report.
+
+    root: the whole. nodes: one directory per node. checkpoints: the job's shared storage.
+    """
+
+    root: Path
+
+    @property
+    def nodes(self) -> Path:
+        """Give the directory that holds one directory per node."""
+        return self.root / "nodes"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Give the job's shared storage."""
+        return self.root / "checkpoints"
+
+
+@contextlib.contextmanager
+def scratch_directory(run_id: str, *, owner: tuple[int, int] | None) -> Iterator[Scratch]:
+    """Make a run's scratch directory, lock it, and remove it at the end.
+
+    owner: uid and gid that the ranks run as (None: the harness's own).
+    """
+    root = Path(tempfile.gettempdir()) / f"{PREFIX}{run_id}"
+    root.mkdir(mode=0o755)
+    lock = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        scratch = Scratch(root=root)
+        for path in (scratch.nodes, scratch.checkpoints):
+            path.mkdir()
+            if owner is not None:
+                os.chown(path, *owner)
+        yield scratch
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+        os.close(lock)
+
+
+def sweep(reports: Path | None = None) -> list[Path]:
+    """Remove what runs that were killed have left. Returns what was removed.
+
+    reports: directory whose half-written reports are removed too.
+    """
+    removed = []
+    for root in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
+        if root.is_dir() and not root.is_symlink() and _is_abandoned(root):
+            shutil.rmtree(root, ignore_errors=True)
+            removed.append(root)
+    if reports is not None:
+        for partial in sorted(reports.glob(f".*{_PARTIAL_SUFFIX}")):
+            run_id = partial.name.removeprefix(".").removesuffix(_PARTIAL_SUFFIX)
+            if not (Path(tempfile.gettempdir()) / f"{PREFIX}{run_id}").exists():
+                shutil.rmtree(partial, ignore_errors=True)
+                removed.append(partial)
+    return removed
+
+
+def _is_abandoned(root: Path) -> bool:
+    """Tell whether nobody holds the lock. A directory of another user is left alone."""
+    try:
+        lock = os.open(root / _LOCK, os.O_RDWR | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    finally:
+        os.close(lock)
+    return True

@@ -1,0 +1,75 @@
+"""The warm server: one process per pytest session, from which the labs of its runs are forked.
+
+It imports torch, the agent and pyroute2 once; a lab forked from it, and a rank forked from
+that lab, have them in memory at once. Single-threaded: it forks.
+
+    python -m chaoslab.cluster.server FD [MODULE:FUNCTION]
+
+FD: a Unix socket. Each request is a JSON line that carries one descriptor, the control socket
+of the new lab. The named function is called once, to import what ranks will need.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import signal
+import socket
+import sys
+import time
+
+from chaoslab.cluster import lab, linux, spawn
+
+_READ_BYTES = 1 << 16
+
+
+def serve(control: socket.socket, preload: str | None) -> None:
+    """Fork a lab per request until the harness closes the socket."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    linux.die_with_parent(signal.SIGKILL)
+    started_s = time.monotonic()
+    problem = _preload(preload)
+    gc.collect()
+    ready = {"ready": True, "preload_problem": problem, "took_s": time.monotonic() - started_s}
+    control.sendall(json.dumps(ready).encode() + b"\n")
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, _READ_BYTES, 1)
+        _reap()
+        if not data:
+            return
+        options = json.loads(data)
+        with socket.socket(fileno=fds[0]) as lab_control:
+            fd = lab_control.fileno()
+            spawn.fork_child(
+                lambda fd=fd, options=options: lab.enter(socket.socket(fileno=fd), options),  # type: ignore[misc]
+                [control.fileno()],
+            )
+
+
+def _preload(name: str | None) -> str | None:
+    """Import what agents and ranks need. Returns why the ranks' part failed, if it did."""
+    importlib.import_module("pyroute2")
+    importlib.import_module("chaoslab.agent")
+    if name is None:
+        return "no preload was asked for"
+    module, _, function = name.partition(":")
+    try:
+        getattr(importlib.import_module(module), function)()
+    except Exception as problem:  # noqa: BLE001  ranks then start as fresh processes
+        return f"{name}: {type(problem).__name__}: {problem}"
+    return None
+
+
+def _reap() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0] != 0:
+            pass
+
+
+if __name__ == "__main__":
+    with socket.socket(fileno=int(sys.argv[1])) as harness:
+        serve(harness, sys.argv[2] if len(sys.argv) > 2 else None)  # noqa: PLR2004

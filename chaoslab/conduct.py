@@ -1,0 +1,226 @@
+"""Conducts one execution of a job: nodes up, ranks on, faults in and out, nothing left.
+
+What comes out is a history; what it means is judged elsewhere.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from chaoslab.cluster.namespaces import Cluster, Server, start_cluster
+from chaoslab.cluster.scratch import Scratch
+from chaoslab.errors import HarnessError, NotAvailable
+from chaoslab.feed import Feed
+from chaoslab.history import History
+from chaoslab.inject.injector import Injector, stop_all
+from chaoslab.inject.placement import place
+from chaoslab.inject.triggers import holds_of
+from chaoslab.job.environment import Places
+from chaoslab.job.ranks import Ranks
+from chaoslab.scenario import Job
+from chaoslab.schedule import Injection
+
+_AGENT_LIMIT_S: Final = 30.0
+_ORPHAN_LIMIT_S: Final = 2.0
+_POLL_S: Final = 0.02
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Execution:
+    """What to execute: a job under a schedule (empty for a twin).
+
+    script: the job's file. cwd: where ranks run. seed: draws random targets. removes: paths
+    that go if the harness is killed. owner: uid and gid of the ranks.
+    """
+
+    run_id: str
+    job: Job
+    schedule: tuple[Injection, ...]
+    needs: frozenset[str]
+    script: Path
+    cwd: Path
+    seed: int
+    removes: tuple[Path, ...]
+    owner: tuple[int, int] | None
+
+
+async def execute(execution: Execution, server: Server, scratch: Scratch) -> History:
+    """Execute the job once. Returns its history.
+
+    Raises: NotAvailable when a node lacks what a fault needs; HarnessError when the harness
+    itself fails. Neither says anything about the job.
+    """
+    feed = Feed()
+    conductor = _Conductor(execution, feed, scratch)
+    async with start_cluster(
+        server,
+        run_id=execution.run_id,
+        nodes=execution.job.nodes,
+        removes=execution.removes,
+        owner=execution.owner,
+        on_exit=conductor.process_exited,
+        on_agent_event=conductor.agent_event,
+    ) as cluster:
+        await conductor.conduct(cluster)
+    return feed.history
+
+
+class _Conductor:
+    def __init__(self, execution: Execution, feed: Feed, scratch: Scratch) -> None:
+        self._execution = execution
+        self._feed = feed
+        self._scratch = scratch
+        self._ranks: Ranks | None = None
+
+    def process_exited(self, event: dict[str, Any]) -> None:
+        """Pass a process's end on to the ranks."""
+        if self._ranks is not None:
+            self._ranks.exited(event)
+
+    def agent_event(self, node: int, event: dict[str, Any]) -> None:
+        """Keep what an agent says of its own accord."""
+        if event["event"] in ("lease_expired", "flapped"):
+            fields = {name: value for name, value in event.items() if name not in ("event", "t_s")}
+            self._feed.note(event["event"], node=node, t_s=event["t_s"], **fields)
+
+    async def conduct(self, cluster: Cluster) -> None:
+        """Play the whole execution on a cluster that is up."""
+        await self._check_capabilities(cluster)
+        await self._check_pristine(cluster, "before")
+        self._feed.note("nodes_ready", nodes=cluster.nodes, addresses=list(cluster.addresses))
+        ranks = self._ranks = self._make_ranks(cluster)
+        tail = asyncio.get_running_loop().create_task(ranks.tail.run())
+        injectors = self._make_injectors(cluster, ranks)
+        tasks = [asyncio.get_running_loop().create_task(one.run()) for one in injectors]
+        try:
+            await ranks.start_store()
+            await ranks.start_all()
+            await self._wait_for_the_end(ranks, tasks)
+        finally:
+            ranks.close()
+            problems = await stop_all(injectors, tasks)
+            tail.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await tail
+            ranks.tail.read_all()
+        if problems:
+            raise HarnessError("; ".join(problems))
+        await self._check_orphans(cluster)
+        await self._check_pristine(cluster, "after")
+
+    async def _check_capabilities(self, cluster: Cluster) -> None:
+        if not self._execution.needs:
+            return
+        answer = await cluster.ask_agent(0, "probe", limit_s=_AGENT_LIMIT_S)
+        can = answer["capabilities"]
+        for need in sorted(self._execution.needs):
+            if can.get(need) is not True:
+                reason = can.get(need, "the agent does not know this capability")
+                raise NotAvailable(f"this scenario needs {need}: {reason}")
+
+    async def _check_pristine(self, cluster: Cluster, when: str) -> None:
+        gone = self._dead_agents()
+        nodes = [node for node in range(len(cluster.agents)) if node not in gone]
+        answers = await asyncio.gather(
+            *(cluster.ask_agent(node, "pristine", limit_s=_AGENT_LIMIT_S) for node in nodes)
+        )
+        for node, answer in zip(nodes, answers, strict=True):
+            if not answer["pristine"]:
+                differences = answer["differences"]
+                self._feed.note("not_pristine", node=node, when=when, differences=differences)
+        self._feed.note("pristine", when=when, nodes=len(nodes))
+
+    def _dead_agents(self) -> set[int]:
+        agents = [i for n, i in enumerate(self._execution.schedule)]
+        return {i.on.node for i in agents if hasattr(i.on, "node") and type(i.on).__name__ == "AgentTarget"}
+
+    def _make_ranks(self, cluster: Cluster) -> Ranks:
+        execution, scratch = self._execution, self._scratch
+        for node in range(cluster.nodes):
+            directory = scratch.nodes / str(node)
+            directory.mkdir()
+            if execution.owner is not None:
+                os.chown(directory, *execution.owner)
+        places = Places(
+            nodes=scratch.nodes,
+            checkpoints=scratch.checkpoints,
+            interface=cluster.interface,
+            addresses=cluster.addresses,
+        )
+        return Ranks(
+            job=execution.job,
+            script=execution.script,
+            cwd=execution.cwd,
+            places=places,
+            cluster=cluster,
+            feed=self._feed,
+            holds=holds_of(execution.schedule),
+        )
+
+    def _make_injectors(self, cluster: Cluster, ranks: Ranks) -> list[Injector]:
+        execution = self._execution
+        return [
+            Injector(
+                nth=nth,
+                injection=injection,
+                placement=place(
+                    injection,
+                    job=execution.job,
+                    addresses=cluster.addresses,
+                    seed=execution.seed,
+                    nth=nth,
+                ),
+                cluster=cluster,
+                ranks=ranks,
+                feed=self._feed,
+                limit_s=execution.job.limit_s,
+            )
+            for nth, injection in enumerate(execution.schedule)
+        ]
+
+    async def _wait_for_the_end(self, ranks: Ranks, tasks: Sequence[asyncio.Task[None]]) -> None:
+        """Wait until every rank is done, the limit is reached, or an injection has crashed."""
+        finished = asyncio.get_running_loop().create_task(ranks.finished.wait())
+        watched = {finished, *tasks}
+        deadline_s = asyncio.get_running_loop().time() + self._execution.job.limit_s
+        try:
+            while not finished.done():
+                left_s = deadline_s - asyncio.get_running_loop().time()
+                done, watched = await asyncio.wait(
+                    watched, timeout=max(0.0, left_s), return_when=asyncio.FIRST_COMPLETED
+                )
+                for task in done:
+                    task.result()
+                if not done:
+                    waiting = [f"rank {rank}" for rank in ranks.running()]
+                    limit_s = self._execution.job.limit_s
+                    self._feed.note("gave_up", limit_s=limit_s, waiting_for=waiting)
+                    return
+        finally:
+            finished.cancel()
+        self._feed.note("run_ended", reason="every rank has ended")
+
+    async def _check_orphans(self, cluster: Cluster) -> None:
+        """Note as leaks the processes that outlive the job; its own ranks count when it ended."""
+        deadline_s = asyncio.get_running_loop().time() + _ORPHAN_LIMIT_S
+        while True:
+            alive = [p for p in await cluster.processes() if _is_left(p)]
+            if not alive or asyncio.get_running_loop().time() > deadline_s:
+                break
+            await asyncio.sleep(_POLL_S)
+        if not self._feed.history.of("gave_up"):
+            for process in alive:
+                what = f"process {process['command']!r} (state {process['state']})"
+                self._feed.note("leak", what=what, node=process["node"])
+
+
+def _is_left(process: dict[str, Any]) -> bool:
+    """Tell whether a process should have ended with the job. Zombies are reaped by the lab."""
+    key = process["key"] or ""
+    return not key.startswith("agent-") and key != "store" and process["state"] not in ("Z", None)

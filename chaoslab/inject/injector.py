@@ -1,0 +1,219 @@
+"""The injector: one injection from its trigger to its heal, every stage written to the history.
+
+Its events: injected (the request was taken; the state read back), effective (it was seen to
+bite) or not_effective (what was not seen), healed or not_healed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any, Final
+
+from chaoslab import faults, schedule
+from chaoslab.cluster.namespaces import Cluster
+from chaoslab.errors import AgentError, HarnessError
+from chaoslab.feed import Feed
+from chaoslab.history import Event
+from chaoslab.inject import processes, triggers
+from chaoslab.inject.placement import LinkAction, Placement
+from chaoslab.job.ranks import Ranks
+
+_ANSWER_LIMIT_S: Final = 10.0
+_EFFECT_LIMIT_S: Final = 5.0
+_HEAL_LIMIT_S: Final = 5.0
+_LEASE_SPARE_S: Final = 30.0
+
+
+class Injector:
+    """One injection of a run. `run` is cancelled when the job is over; then call `heal`."""
+
+    def __init__(
+        self,
+        *,
+        nth: int,
+        injection: schedule.Injection,
+        placement: Placement,
+        cluster: Cluster,
+        ranks: Ranks,
+        feed: Feed,
+        limit_s: float,
+    ) -> None:
+        self._nth = nth
+        self._injection = injection
+        self._placement = placement
+        self._cluster = cluster
+        self._ranks = ranks
+        self._feed = feed
+        self._lease_s = limit_s + _LEASE_SPARE_S
+        self._injected = False
+        self._healed = False
+        self._reset_only = isinstance(injection.fault, faults.ConnectionReset)
+
+    async def run(self) -> None:
+        """Wait for the trigger, inject, prove, wait out the window, heal.
+
+        Raises: HarnessError when an agent refuses or does not answer.
+        """
+        moment = await triggers.reached(self._injection, self._feed)
+        began_s = asyncio.get_running_loop().time()
+        self._injected = True
+        for node in self._placement.lost_nodes:
+            self._ranks.lose_node(node)
+        hit = await self._hit_processes()
+        evidence = await self._begin_links()
+        self._feed.note(
+            "injected",
+            injection=self._nth,
+            fault=schedule.describe(self._injection.fault),
+            target=schedule.describe(self._injection.on),
+            nodes=sorted({link.node for link in self._placement.links}),
+            ranks=list(self._placement.ranks),
+            trigger=_moment(moment),
+            evidence=evidence | hit.evidence,
+        )
+        await self._prove(hit)
+        self._release(moment)
+        if self._injection.fault.duration_s is not None:
+            passed_s = asyncio.get_running_loop().time() - began_s
+            await asyncio.sleep(max(0.0, self._injection.fault.duration_s - passed_s))
+            await self.heal()
+
+    async def _hit_processes(self) -> processes.Hit:
+        return await processes.hit(
+            self._injection.fault, self._placement, self._cluster, self._ranks
+        )
+
+    async def _begin_links(self) -> dict[str, Any]:
+        async def begin(place: int, link: LinkAction) -> dict[str, Any]:
+            return await self._cluster.ask_agent(
+                link.node,
+                "inject",
+                limit_s=_ANSWER_LIMIT_S,
+                fault_id=self._fault_id(place),
+                lease_s=self._lease_s,
+                fault=link.wire,
+            )
+
+        answers = await asyncio.gather(
+            *(begin(place, link) for place, link in enumerate(self._placement.links))
+        )
+        nodes = (link.node for link in self._placement.links)
+        return {
+            f"node_{node}": answer.get("evidence", {})
+            for node, answer in zip(nodes, answers, strict=True)
+        }
+
+    async def _prove(self, hit: processes.Hit) -> None:
+        """Write `effective` with what was seen, or `not_effective` with what was not."""
+        seen, missing, times = await processes.effect(hit, self._cluster, self._feed)
+        answers = await asyncio.gather(
+            *(self._link_effect(place, link) for place, link in enumerate(self._placement.links))
+        )
+        for link, answer in zip(self._placement.links, answers, strict=True):
+            if answer.get("effective"):
+                seen[f"node_{link.node}"] = {
+                    "effect": answer.get("effect"),
+                    "counters": answer.get("counters"),
+                }
+                times.append(answer["t_s"])
+            else:
+                missing.append(f"node {link.node}: {answer.get('missing', 'no effect was seen')}")
+        if missing:
+            self._feed.note("not_effective", injection=self._nth, missing="; ".join(missing))
+        else:
+            self._feed.note("effective", t_s=min(times), injection=self._nth, effect=seen)
+
+    async def _link_effect(self, place: int, link: LinkAction) -> dict[str, Any]:
+        try:
+            return await self._cluster.ask_agent(
+                link.node,
+                "wait_effective",
+                limit_s=_EFFECT_LIMIT_S + _ANSWER_LIMIT_S,
+                fault_id=self._fault_id(place),
+                timeout_s=_EFFECT_LIMIT_S,
+                probe_to=list(link.probe_to),
+            )
+        except AgentError as problem:
+            return {"effective": False, "missing": str(problem)}
+
+    def _release(self, moment: Event) -> None:
+        """Let a rank go on that is held in a save and was not killed there."""
+        if moment.kind == "held" and moment.rank is not None:
+            self._ranks.release(moment.rank)
+
+    async def heal(self) -> None:
+        """Undo the fault and check that it is undone; twice is harmless."""
+        if not self._injected or self._healed:
+            return
+        self._healed = True
+        missing = list(await processes.undo(self._injection.fault, self._placement, self._cluster,
+                                            self._ranks))
+        results = await asyncio.gather(
+            *(self._heal_link(place, link) for place, link in enumerate(self._placement.links)),
+            return_exceptions=True,
+        )
+        missing += [str(problem) for problem in results if isinstance(problem, BaseException)]
+        if self._placement.agents or not self._undoable:
+            return
+        if missing:
+            self._feed.note("not_healed", injection=self._nth, missing="; ".join(missing))
+        else:
+            self._feed.note("healed", injection=self._nth, t_s=_healed_s(results))
+
+    @property
+    def _undoable(self) -> bool:
+        """Tell whether there is anything to heal: a kill and a reset are moments."""
+        links = bool(self._placement.links) and not self._reset_only
+        return (links and not self._placement.lost_nodes) or isinstance(
+            self._injection.fault, faults.Stop
+        )
+
+    async def _heal_link(self, place: int, link: LinkAction) -> float:
+        if self._reset_only:
+            return 0.0
+        fault_id = self._fault_id(place)
+        answer = await self._cluster.ask_agent(
+            link.node, "heal", limit_s=_ANSWER_LIMIT_S, fault_id=fault_id
+        )
+        healed_s = float(answer["t_s"])
+        answer = await self._cluster.ask_agent(
+            link.node,
+            "wait_healed",
+            limit_s=_HEAL_LIMIT_S + _ANSWER_LIMIT_S,
+            fault_id=fault_id,
+            timeout_s=_HEAL_LIMIT_S,
+            probe_to=list(link.probe_to),
+        )
+        if not answer.get("healed"):
+            raise AgentError(f"node {link.node}: {answer.get('missing', 'not healed')}")
+        return healed_s
+
+    def _fault_id(self, place: int) -> str:
+        return f"{self._nth}.{place}"
+
+
+def _healed_s(results: list[float | BaseException]) -> float | None:
+    times = [result for result in results if isinstance(result, float) and result > 0]
+    return max(times) if times else None
+
+
+def _moment(event: Event) -> dict[str, Any]:
+    return {"kind": event.kind, "rank": event.rank, "t_s": event.t_s, "step": event.get("step")}
+
+
+async def stop_all(injectors: list[Injector], tasks: list[asyncio.Task[None]]) -> list[str]:
+    """Cancel what still waits, heal what still bites. Returns what went wrong, in words."""
+    problems = []
+    for task in tasks:
+        if not task.done():
+            task.cancel()
+    for task in tasks:
+        with contextlib.suppress(asyncio.CancelledError):
+            try:
+                await task
+            except HarnessError as problem:
+                problems.append(str(problem))
+    for injector in injectors:
+        await injector.heal()
+    return problems

@@ -1,0 +1,145 @@
+"""Process faults: signals to ranks, the store or agents, each seen to have worked.
+
+Evidence comes from the kernel: the status that the process left with, its state in
+/proc/PID/stat, its signal masks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import signal as signals
+import time
+from typing import Any, Final
+
+from chaoslab import faults
+from chaoslab.cluster.namespaces import Cluster
+from chaoslab.errors import HarnessError
+from chaoslab.feed import Feed
+from chaoslab.inject.placement import Placement
+from chaoslab.job.ranks import STORE_KEY, Ranks
+
+_EFFECT_LIMIT_S: Final = 5.0
+_POLL_S: Final = 0.005
+_STOPPED_STATES: Final = ("T", "t")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Hit:
+    """What was signalled. keys: processes; gone: those that had ended before."""
+
+    signal: int | None = None
+    keys: tuple[str, ...] = ()
+    evidence: dict[str, Any] = dataclasses.field(default_factory=dict)
+    missing: tuple[str, ...] = ()
+
+
+def _signal_of(fault: faults.Fault) -> int | None:
+    match fault:
+        case faults.Kill() | faults.NodeLoss():
+            return signals.SIGKILL
+        case faults.Stop():
+            return signals.SIGSTOP
+        case faults.Signal(signal=number):
+            return number
+    return None
+
+
+def keys_of(placement: Placement, ranks: Ranks) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Give the keys of the processes that a placement means, and what of it does not run."""
+    keys = [(f"rank {rank}", ranks.key_of(rank)) for rank in placement.ranks]
+    keys += [(f"agent of node {node}", f"agent-{node}") for node in placement.agents]
+    keys += [("the store", STORE_KEY)] if placement.store else []
+    found = tuple(key for _, key in keys if key is not None)
+    absent = tuple(f"{name} had no running process" for name, key in keys if key is None)
+    return found, absent
+
+
+async def hit(
+    fault: faults.Fault, placement: Placement, cluster: Cluster, ranks: Ranks
+) -> Hit:
+    """Send the fault's signal to every process of the placement."""
+    number = _signal_of(fault)
+    if number is None:
+        return Hit()
+    keys, absent = keys_of(placement, ranks)
+    evidence, gone = {}, []
+    for key in keys:
+        delivered = await cluster.signal(key, number)
+        evidence[key] = {"signal": signals.Signals(number).name, "delivered": delivered}
+        if not delivered:
+            gone.append(f"{key} had ended before the signal")
+    # A target that is gone already is a result for a lost node, and a miss for a plain kill.
+    missing = () if isinstance(fault, faults.NodeLoss) else (*absent, *gone)
+    return Hit(signal=number, keys=keys, evidence=evidence, missing=missing)
+
+
+async def effect(
+    hit: Hit, cluster: Cluster, feed: Feed
+) -> tuple[dict[str, Any], list[str], list[float]]:
+    """Wait until each signal was seen to work.
+
+    Returns what was seen by key, what was not seen, and when each was seen (CLOCK_MONOTONIC).
+    """
+    seen: dict[str, Any] = {}
+    missing = list(hit.missing)
+    times: list[float] = []
+    for key in hit.keys:
+        if not hit.evidence[key]["delivered"]:
+            continue
+        try:
+            seen[key], t_s = await _effect_of(key, hit.signal or 0, cluster, feed)
+            times.append(t_s)
+        except HarnessError as problem:
+            missing.append(str(problem))
+    return seen, missing, times
+
+
+async def _effect_of(
+    key: str, number: int, cluster: Cluster, feed: Feed
+) -> tuple[dict[str, Any], float]:
+    deadline_s = time.monotonic() + _EFFECT_LIMIT_S
+    name = signals.Signals(number).name
+    before: dict[str, Any] | None = None
+    while time.monotonic() < deadline_s:
+        for event in feed.history.of("process_exited"):
+            if event.get("key") == key:
+                return {"exit_status": event["status"]}, event.t_s
+        now = await cluster.look(key)
+        if now["state"] in _STOPPED_STATES and before is not None and before["state"] == now["state"]:
+            # Stopped at two looks, and no processor time spent in between.
+            if before["cpu_ticks"] == now["cpu_ticks"]:
+                return {"state": now["state"], "cpu_ticks": now["cpu_ticks"]}, time.monotonic()
+        elif number not in (signals.SIGSTOP, signals.SIGKILL) and now["caught"] & _bit(number):
+            if not now["pending"] & _bit(number):
+                return {"handled_by_the_process": name}, time.monotonic()
+        elif now["ignored"] & _bit(number):
+            raise HarnessError(f"{key} ignores {name}: it had no effect")
+        before = now
+        await asyncio.sleep(_POLL_S)
+    raise HarnessError(f"{key} neither ended nor stopped within {_EFFECT_LIMIT_S} s of {name}")
+
+
+def _bit(number: int) -> int:
+    """Give a signal's place in the masks of /proc/PID/status. Source: proc(5)."""
+    return 1 << (number - 1)
+
+
+async def undo(
+    fault: faults.Fault, placement: Placement, cluster: Cluster, ranks: Ranks
+) -> tuple[str, ...]:
+    """Continue what a Stop has stopped. Returns what could not be undone, in words."""
+    if not isinstance(fault, faults.Stop):
+        return ()
+    keys, _ = keys_of(placement, ranks)
+    problems = []
+    for key in keys:
+        if not await cluster.signal(key, signals.SIGCONT):
+            continue
+        deadline_s = time.monotonic() + _EFFECT_LIMIT_S
+        while (await cluster.look(key))["state"] in _STOPPED_STATES:
+            if time.monotonic() > deadline_s:
+                problems.append(f"{key} is still stopped {_EFFECT_LIMIT_S} s after SIGCONT")
+                break
+            await asyncio.sleep(_POLL_S)
+    return tuple(problems)

@@ -1,0 +1,214 @@
+"""Starts the ranks of a job and plays the scheduler: notices exits, restarts by policy."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from chaoslab.errors import HarnessError
+from chaoslab.feed import Feed
+from chaoslab.job.environment import Places, inherited_environment, rank_environment
+from chaoslab.job.tail import Tail
+from chaoslab.scenario import Job
+
+CIRCUIT_OPEN_STATUS: Final = 75
+"""Exit status of a rank whose circuit opened. Source: EX_TEMPFAIL of sysexits.h."""
+
+STORE_KEY: Final = "store"
+_STORE_MODULE: Final = "chaoslab.resilience.store"
+_STORE_LIMIT_S: Final = 20.0
+_POLL_S: Final = 0.01
+
+
+class Spawns(Protocol):
+    """What a backend must offer to start a process in a node."""
+
+    @property
+    def store_node(self) -> int:
+        """Give the number of the store's node."""
+
+    async def start(self, key: str, node: int, argv: list[str], **how: Any) -> int:
+        """Start a process; how: mode, env, cwd, log. Returns its pid."""
+
+
+def rank_key(rank: int, incarnation: int) -> str:
+    """Give the name of a rank's process in the run."""
+    return f"rank-{rank}.{incarnation}"
+
+
+@dataclasses.dataclass(kw_only=True)
+class _State:
+    incarnation: int = 0
+    running: bool = False
+    restarts: int = 0
+    pending: bool = False
+
+
+class Ranks:
+    """The ranks of one run. Feed `exited` with what the backend reports."""
+
+    def __init__(
+        self,
+        *,
+        job: Job,
+        script: Path,
+        cwd: Path,
+        places: Places,
+        cluster: Spawns,
+        feed: Feed,
+        holds: dict[int, list[dict[str, Any]]],
+    ) -> None:
+        self._job = job
+        self._script = script
+        self._cwd = cwd
+        self._places = places
+        self._cluster = cluster
+        self._feed = feed
+        self._holds = holds
+        self._states = {rank: _State() for rank in range(job.world_size)}
+        self._lost_nodes: set[int] = set()
+        self._closing = False
+        self._restarts: set[asyncio.Task[None]] = set()
+        self.tail = Tail(feed)
+        self.finished = asyncio.Event()
+
+    async def start_store(self) -> None:
+        """Start the rendezvous store on its node and wait until it listens.
+
+        Raises: HarnessError with what it printed when it does not.
+        """
+        spec = importlib.util.find_spec(_STORE_MODULE)
+        if spec is None or spec.origin is None:
+            raise HarnessError(f"{_STORE_MODULE} is not installed beside the harness")
+        log = self._places.store_log
+        argv = [spec.origin, "--listen", self._places.store_address]
+        env = inherited_environment()
+        node = self._cluster.store_node
+        pid = await self._cluster.start(
+            STORE_KEY, node, argv, mode="fork", env=env, cwd=str(self._cwd), log=str(log)
+        )
+        self._feed.note("process_started", store=True, pid=pid, key=STORE_KEY)
+        deadline_s = asyncio.get_running_loop().time() + _STORE_LIMIT_S
+        while not (log.exists() and "listening" in log.read_text(errors="replace")):
+            if asyncio.get_running_loop().time() > deadline_s or self._store_is_gone():
+                said = log.read_text(errors="replace") if log.exists() else "nothing"
+                raise HarnessError(f"the store does not listen; it printed: {said[-2000:]}")
+            await asyncio.sleep(_POLL_S)
+
+    def _store_is_gone(self) -> bool:
+        return any(event.get("store") for event in self._feed.history.of("process_exited"))
+
+    async def start_all(self) -> None:
+        """Start every rank's first incarnation."""
+        await asyncio.gather(*(self._start(rank) for rank in self._states))
+
+    async def _start(self, rank: int) -> None:
+        state, node = self._states[rank], self._job.node_of(rank)
+        incarnation = state.incarnation
+        path = self._places.events(rank, node, incarnation)
+        self.tail.follow(path, rank=rank, node=node)
+        job = self._job
+        args = [str(self._script), "--steps", str(job.steps), "--seed", str(job.seed), *job.args]
+        argv = args if job.warm else [sys.executable, *args]
+        env = rank_environment(
+            job,
+            self._places,
+            rank=rank,
+            incarnation=incarnation,
+            holds=self._holds.get(rank, []),
+        )
+        state.running = True
+        key = rank_key(rank, incarnation)
+        log = str(self._places.log(rank, node, incarnation))
+        mode = "fork" if job.warm else "exec"
+        pid = await self._cluster.start(
+            key, node, argv, mode=mode, env=env, cwd=str(self._cwd), log=log
+        )
+        self._feed.note(
+            "process_started", rank=rank, node=node, incarnation=incarnation, pid=pid, key=key
+        )
+
+    def exited(self, event: dict[str, Any]) -> None:
+        """Take the backend's report that a process ended: key, pid, status, t_s."""
+        key = event["key"] or ""
+        if key == STORE_KEY:
+            self._note_exit(event, store=True)
+        if not key.startswith("rank-"):
+            return
+        rank, incarnation = (int(part) for part in key.removeprefix("rank-").split("."))
+        node = self._job.node_of(rank)
+        self.tail.finish(self._places.events(rank, node, incarnation))
+        self._note_exit(event, rank=rank, node=node, incarnation=incarnation)
+        state = self._states[rank]
+        state.running = False
+        if self._wants_restart(state, node, event["status"]):
+            state.restarts += 1
+            state.pending = True
+            task = asyncio.get_running_loop().create_task(self._restart(rank))
+            self._restarts.add(task)
+            task.add_done_callback(self._restart_ended)
+        self._check_finished()
+
+    def _note_exit(self, event: dict[str, Any], **places: Any) -> None:
+        self._feed.note(
+            "process_exited",
+            t_s=event["t_s"],
+            pid=event["pid"],
+            status=event["status"],
+            key=event["key"],
+            **places,
+        )
+
+    def _wants_restart(self, state: _State, node: int, status: int) -> bool:
+        if self._closing or status in (0, CIRCUIT_OPEN_STATUS) or node in self._lost_nodes:
+            return False
+        return state.restarts < self._job.restart.limit
+
+    async def _restart(self, rank: int) -> None:
+        await asyncio.sleep(self._job.restart.delay_s)
+        state = self._states[rank]
+        state.pending = False
+        if self._closing or self._job.node_of(rank) in self._lost_nodes:
+            self._check_finished()
+            return
+        state.incarnation += 1
+        await self._start(rank)
+
+    def _restart_ended(self, task: asyncio.Task[None]) -> None:
+        self._restarts.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._feed.note("run_ended", reason=f"a restart failed: {task.exception()}")
+            self.finished.set()
+
+    def _check_finished(self) -> None:
+        if not any(state.running or state.pending for state in self._states.values()):
+            self.finished.set()
+
+    def lose_node(self, node: int) -> None:
+        """Restart nothing on this node from now on: it is gone for good."""
+        self._lost_nodes.add(node)
+
+    def key_of(self, rank: int) -> str | None:
+        """Give the key of a rank's running process, None when it has none."""
+        state = self._states[rank]
+        return rank_key(rank, state.incarnation) if state.running else None
+
+    def release(self, rank: int) -> None:
+        """Let a rank go on that is held in a save (see chaoslab.probe)."""
+        state, node = self._states[rank], self._job.node_of(rank)
+        events = self._places.events(rank, node, state.incarnation)
+        Path(f"{events}.release").touch()
+
+    def running(self) -> list[int]:
+        """List the ranks that have a running process."""
+        return [rank for rank, state in self._states.items() if state.running]
+
+    def close(self) -> None:
+        """Restart nothing from now on."""
+        self._closing = True
+        for task in self._restarts:
+            task.cancel()

@@ -1,0 +1,101 @@
+"""The choice of the kernel: which tests run here, which under user-mode Linux."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from chaoslab import kernel
+from chaoslab.errors import NotAvailable
+from chaoslab.options import from_environment
+
+if TYPE_CHECKING:
+    import pytest
+
+IN_GUEST: Final = "CHAOSLAB_IN_UML"
+_KEPT: Final = "CHAOSLAB_TESTS"
+_MARKER: Final = "netem"
+
+
+def in_guest() -> bool:
+    """Tell whether this pytest was started inside user-mode Linux by another one."""
+    return os.environ.get(IN_GUEST) == "1" and _KEPT in os.environ
+
+
+def kept_in_guest() -> frozenset[str]:
+    """Give the ids of the tests that this pytest was started for."""
+    return frozenset(json.loads(os.environ[_KEPT]))
+
+
+def tests_for_the_guest(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Give the tests that must run under user-mode Linux.
+
+    Raises: NotAvailable when they must and cannot, with the command that mends it.
+    """
+    choice = from_environment().kernel
+    if choice == "host":
+        return []
+    if choice == "uml":
+        moved = [item for item in items if uses_chaoslab(item)]
+    else:
+        moved = [item for item in items if needs_netem(item)]
+    if not moved or os.environ.get(IN_GUEST) == "1":
+        return []
+    host = kernel.host_has_netem()
+    if choice == "auto" and host.available:
+        return []
+    guest = kernel.user_mode_linux()
+    if not guest.available:
+        raise NotAvailable(
+            f"{len(moved)} tests need netem; this kernel: {host.reason}; "
+            f"user-mode Linux: {guest.reason}"
+        )
+    return moved
+
+
+def uses_chaoslab(item: pytest.Item) -> bool:
+    """Tell whether a test runs scenarios, or is marked as one that needs netem."""
+    return item.get_closest_marker(_MARKER) is not None or _runs_scenarios(item)
+
+
+def needs_netem(item: pytest.Item) -> bool:
+    """Tell whether a test needs netem, by its marker or by the scenarios of its module.
+
+    A module that calls `run` and names no scenario (they are drawn by @given) needs it.
+    """
+    if item.get_closest_marker(_MARKER) is not None:
+        return True
+    if not _runs_scenarios(item):
+        return False
+    found = list(_scenarios(item))
+    return not found or any("netem" in scenario.needs for scenario in found)
+
+
+def _runs_scenarios(item: pytest.Item) -> bool:
+    runner = sys.modules.get("chaoslab.runner")
+    if runner is None:
+        return False
+    return any(value is runner.run for value in _module_values(item))
+
+
+def _scenarios(item: pytest.Item) -> Iterable[Any]:
+    from chaoslab.scenario import Scenario  # noqa: PLC0415  loaded already where it matters
+
+    return (value for value in _module_values(item) if isinstance(value, Scenario))
+
+
+def _module_values(item: pytest.Item) -> list[Any]:
+    return list(vars(getattr(item, "module", None) or object).values())
+
+
+def rerun(args: Sequence[str | os.PathLike[str]], tests: Sequence[str]) -> int:
+    """Run the same pytest command under user-mode Linux, for these tests. Returns its status."""
+    environment = dict(os.environ) | {_KEPT: json.dumps(list(tests))}
+    if sys.stdout.isatty():
+        environment.setdefault("FORCE_COLOR", "1")
+    argv = [sys.executable, "-m", "pytest", *(os.fspath(arg) for arg in args)]
+    return kernel.run_in_uml(argv, cwd=Path.cwd(), env=environment)

@@ -1,0 +1,139 @@
+"""The pytest plugin: options, the choice of the kernel, the table at the end.
+
+Loaded by entry point. It does nothing in a session none of whose tests uses chaoslab.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Generator
+from typing import Any, Final
+
+import pytest
+
+from chaoslab import kernel_choice
+from chaoslab.errors import ChaoslabError
+from chaoslab.options import BACKENDS, KERNELS
+
+_RERUN: Final = pytest.StashKey[list[str]]()
+_GUEST_STATUS: Final = pytest.StashKey[int]()
+_SAVED: Final = pytest.StashKey[dict[str, str | None]]()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the --chaos-* options; each sets the environment variable of the same name."""
+    group = parser.getgroup("chaoslab", "breaking distributed jobs")
+    group.addoption("--chaos-backend", choices=BACKENDS, help="what a node is")
+    group.addoption(
+        "--chaos-kernel",
+        choices=KERNELS,
+        help="where netem comes from: host, uml (user-mode Linux), or auto (uml where need be)",
+    )
+    group.addoption("--chaos-seed", type=int, help="draws one_rank() and ranks(k)")
+    group.addoption("--chaos-reports", metavar="DIR", help="where each run's report goes")
+    group.addoption("--chaos-repeat", type=int, help="runs of each scenario; each must pass")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Pass the options on as environment variables, which `chaoslab.run` reads."""
+    saved: dict[str, str | None] = {}
+    for name in ("backend", "kernel", "seed", "reports", "repeat"):
+        value = config.getoption(f"chaos_{name}")
+        if value is not None:
+            variable = f"CHAOS_{name.upper()}"
+            saved[variable] = os.environ.get(variable)
+            os.environ[variable] = str(value)
+    config.stash[_SAVED] = saved
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Put the environment back as it was."""
+    for variable, value in config.stash.get(_SAVED, {}).items():
+        if value is None:
+            os.environ.pop(variable, None)
+        else:
+            os.environ[variable] = value
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Set apart the tests that need netem where this kernel has none.
+
+    Raises: pytest.UsageError with the mending command where nothing here has netem.
+    """
+    if kernel_choice.in_guest():
+        kept = kernel_choice.kept_in_guest()
+        items[:] = [item for item in items if item.nodeid in kept]
+        return
+    if config.option.collectonly:
+        return
+    try:
+        moved = kernel_choice.tests_for_the_guest(items)
+    except ChaoslabError as problem:
+        raise pytest.UsageError(str(problem)) from problem
+    if moved:
+        config.stash[_RERUN] = [item.nodeid for item in moved]
+        items[:] = [item for item in items if item not in moved]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
+    """Run the tests that stay here, then the others by the same command in the guest."""
+    moved = session.config.stash.get(_RERUN, None)
+    result = yield
+    if moved:
+        _say(session.config, f"{len(moved)} tests need netem, which this kernel lacks: ")
+        with _uncaptured(session.config):
+            status = kernel_choice.rerun(session.config.invocation_params.args, moved)
+        session.config.stash[_GUEST_STATUS] = status
+        if not session.items:
+            _silence(session.config)
+    return result
+
+
+def _uncaptured(config: pytest.Config) -> contextlib.AbstractContextManager[None]:
+    """Let a child write to the terminal that pytest otherwise keeps for itself."""
+    capture = config.pluginmanager.get_plugin("capturemanager")
+    return contextlib.nullcontext() if capture is None else capture.global_and_fixture_disabled()
+
+
+def _say(config: pytest.Config, text: str) -> None:
+    reporter = config.pluginmanager.get_plugin("terminalreporter")
+    if reporter is not None:
+        reporter.ensure_newline()
+        reporter.write_line(f"chaoslab: {text}the same command runs under user-mode Linux")
+    sys.stdout.flush()
+
+
+def _silence(config: pytest.Config) -> None:
+    """Leave the last word to the guest's pytest, which ran every test that there is."""
+    manager = config.pluginmanager
+    for plugin in manager.get_plugins():
+        if type(plugin).__name__ in ("TerminalReporter", "LogXML"):
+            manager.unregister(plugin)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """End the warm server, and take over the guest's exit status where it is the worse one."""
+    runner = sys.modules.get("chaoslab.runner")
+    if runner is not None:
+        runner.SESSION.close()
+    guest = session.config.stash.get(_GUEST_STATUS, None)
+    if guest is not None and (guest != 0 or not session.items):
+        own = int(session.exitstatus)
+        if own in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+            session.exitstatus = guest
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print the table of scenarios."""
+    runner = sys.modules.get("chaoslab.runner")
+    if runner is None or not runner.SESSION.reports:
+        return
+    from chaoslab.report import terminal_table  # noqa: PLC0415  only where scenarios ran
+
+    terminalreporter.section("chaoslab")
+    terminalreporter.write_line(terminal_table(runner.SESSION.reports))

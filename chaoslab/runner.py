@@ -1,0 +1,143 @@
+"""The conductor's outer half: from a scenario to its report, or to the error that it deserves.
+
+It alone knows every stage: cluster, job, injection, measurement, bounds, report.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from chaoslab import bounds, naming, versions
+from chaoslab.cluster.scratch import scratch_directory, sweep
+from chaoslab.conduct import Execution, execute
+from chaoslab.errors import BoundExceeded, NotProven
+from chaoslab.history import History
+from chaoslab.inject.placement import place
+from chaoslab.measure import ExpectedInjection, Expectation
+from chaoslab.options import Options, from_environment
+from chaoslab.report import Report, write_report
+from chaoslab.scenario import Scenario, check_files
+from chaoslab.schedule import describe
+from chaoslab.session import Session, twin_key
+
+SESSION: Final = Session()
+"""The one session of this process: `run` is a plain function, so that @given can call it."""
+
+
+def run(scenario: Scenario, *, options: Options | None = None) -> Report:
+    """Run a scenario and judge it.
+
+    options: how (None: from the CHAOS_* environment variables, which pytest's --chaos-*
+    options set). Returns the report of the last repeat. Raises: BoundExceeded when a bound is
+    broken; NotProven when something that a judgement needs is missing; InvalidScenario and
+    NotAvailable before anything starts; HarnessError when the harness fails.
+    """
+    chosen = options or from_environment()
+    script = check_files(scenario, Path.cwd())
+    sweep(chosen.reports)
+    for _ in range(chosen.repeat):
+        report = _run_once(scenario, chosen, script)
+        SESSION.reports.append(report)
+        _raise_verdict(report)
+    return report
+
+
+def _run_once(scenario: Scenario, options: Options, script: Path) -> Report:
+    name = naming.scenario_name(scenario)
+    run_id = naming.new_run_id(name)
+    began_s = time.monotonic()
+    twin_source, twin = "none", None
+    if any(bound.needs_twin for bound in scenario.bounds):
+        twin_source, twin = _twin(scenario, options, script)
+    partial = options.reports / f".{run_id}.partial"
+    with scratch_directory(run_id, owner=_owner(script)) as scratch:
+        execution = _execution(scenario, options, script, run_id, (scratch.root, partial))
+        history = asyncio.run(execute(execution, SESSION.server(), scratch))
+        findings = bounds.judge(history, expectation(scenario, options), scenario.bounds, twin)
+        return write_report(
+            options.reports,
+            run_id=run_id,
+            name=name,
+            scenario=scenario,
+            findings=findings,
+            history=history,
+            logs=scratch.nodes,
+            seed=options.seed,
+            versions=versions.of_this_machine(options),
+            replay=naming.replay_command(options),
+            twin_source=twin_source,
+            wall_s=time.monotonic() - began_s,
+        )
+
+
+def _execution(
+    scenario: Scenario, options: Options, script: Path, run_id: str, removes: tuple[Path, ...]
+) -> Execution:
+    return Execution(
+        run_id=run_id,
+        job=scenario.job,
+        schedule=tuple(scenario.schedule),
+        needs=scenario.needs,
+        script=script,
+        cwd=Path.cwd(),
+        seed=options.seed,
+        removes=tuple(path.absolute() for path in removes),
+        owner=_owner(script),
+    )
+
+
+def _twin(scenario: Scenario, options: Options, script: Path) -> tuple[str, History]:
+    """Give the history of the same job without faults, run once per session and job."""
+    key = twin_key(scenario.job, script)
+    if key in SESSION.twins:
+        source, twin = SESSION.twins[key]
+        return f"cached from {source}", twin
+    run_id = naming.new_run_id("twin")
+    fault_free = dataclasses.replace(scenario, schedule=())
+    with scratch_directory(run_id, owner=_owner(script)) as scratch:
+        execution = _execution(fault_free, options, script, run_id, (scratch.root,))
+        twin = asyncio.run(execute(execution, SESSION.server(), scratch))
+    SESSION.twins[key] = (run_id, twin)
+    return f"run as {run_id}", twin
+
+
+def expectation(scenario: Scenario, options: Options) -> Expectation:
+    """Give what is expected of a run apart from its history."""
+    job = scenario.job
+    nowhere = [""] * (job.nodes + 1)
+    entries = []
+    for nth, injection in enumerate(scenario.schedule):
+        placed = place(injection, job=job, addresses=nowhere, seed=options.seed, nth=nth)
+        on_links = {rank for link in placed.links if link.node < job.nodes
+                    for rank in job.ranks_of(link.node)}
+        entries.append(
+            ExpectedInjection.of(
+                nth,
+                injection.fault,
+                ranks=sorted(on_links | set(placed.ranks)),
+                code=describe(injection.fault),
+                on=describe(injection.on),
+                at=describe(injection.at),
+            )
+        )
+    return Expectation(world_size=job.world_size, steps=job.steps, injections=tuple(entries))
+
+
+def _owner(script: Path) -> tuple[int, int] | None:
+    """Tell whom ranks run as: the owner of the script where the harness is root, else itself."""
+    if os.geteuid() != 0:
+        return None
+    status = script.stat()
+    return (status.st_uid, status.st_gid) if status.st_uid != 0 else None
+
+
+def _raise_verdict(report: Report) -> None:
+    if report.verdict is bounds.Verdict.FAILED:
+        raise BoundExceeded(report.explanation)
+    if report.verdict is bounds.Verdict.UNKNOWN:
+        raise NotProven(report.explanation)

@@ -1,0 +1,236 @@
+"""Schedules: which fault hits which target, and when. Frozen values, no effect.
+
+An injection is one fault on one target at one trigger; a schedule is a list of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from chaoslab.errors import InvalidScenario
+from chaoslab.faults import Fault
+
+# --- targets ---------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RankTarget:
+    """One rank: its process for a process fault, its node's link for a network fault."""
+
+    rank: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NodeTarget:
+    """One node: its link, or every rank on it."""
+
+    node: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoreTarget:
+    """The rendezvous store: its process, or its host's link."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AgentTarget:
+    """The agent of one node."""
+
+    node: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RanksTarget:
+    """`count` ranks, drawn from the run's seed."""
+
+    count: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LinkTarget:
+    """The traffic between two nodes: the fault acts at the first, on packets of the second."""
+
+    first: int
+    second: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EverywhereTarget:
+    """Every node of the cluster (for a partition)."""
+
+
+Target = (
+    RankTarget
+    | NodeTarget
+    | StoreTarget
+    | AgentTarget
+    | RanksTarget
+    | LinkTarget
+    | EverywhereTarget
+)
+
+
+def rank(index: int) -> RankTarget:
+    """Target one rank, 0-based."""
+    return RankTarget(rank=index)
+
+
+def node(index: int) -> NodeTarget:
+    """Target one node, 0-based."""
+    return NodeTarget(node=index)
+
+
+def store() -> StoreTarget:
+    """Target the rendezvous store."""
+    return StoreTarget()
+
+
+def agent_of(index: int) -> AgentTarget:
+    """Target the agent of one node."""
+    return AgentTarget(node=index)
+
+
+def ranks(count: int) -> RanksTarget:
+    """Target `count` ranks, drawn from the run's seed."""
+    return RanksTarget(count=count)
+
+
+def one_rank() -> RanksTarget:
+    """Target one rank, drawn from the run's seed."""
+    return RanksTarget(count=1)
+
+
+def between(first: int, second: int) -> LinkTarget:
+    """Target the traffic between two nodes."""
+    return LinkTarget(first=first, second=second)
+
+
+def everywhere() -> EverywhereTarget:
+    """Target every node."""
+    return EverywhereTarget()
+
+
+def drawn_ranks(target: RanksTarget, *, world_size: int, seed: int, nth: int) -> tuple[int, ...]:
+    """Draw the ranks of a target: the same seed and injection give the same ranks, always."""
+    generator = random.Random(f"{seed}/{nth}")  # noqa: S311  reproducible, not secret
+    return tuple(sorted(generator.sample(range(world_size), target.count)))
+
+
+# --- triggers --------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AtStep:
+    """As soon as any rank has completed this step (steps count from 1)."""
+
+    step: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class After:
+    """This long after the job's first completed step, in seconds."""
+
+    delay_s: float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DuringSave:
+    """In the middle of the target rank's nth save: the rank is held inside that write.
+
+    at: the k-th write call (int, 1-based), or a ratio of the previous save's bytes (float),
+    for which nth must be 2 or more.
+    """
+
+    nth: int
+    at: int | float
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OnEvent:
+    """When the nth event of this kind arrives, from any rank."""
+
+    kind: str
+    nth: int = 1
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WhenHealed:
+    """When another injection of the schedule, by its place in it, has been healed."""
+
+    injection: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WhileRecovering:
+    """At the first failure_seen that follows an earlier fault."""
+
+
+Trigger = AtStep | After | DuringSave | OnEvent | WhenHealed | WhileRecovering
+
+
+def at_step(step: int) -> AtStep:
+    """Trigger as soon as any rank has completed this step."""
+    return AtStep(step=step)
+
+
+def after(delay_s: float) -> After:
+    """Trigger this many seconds after the first completed step."""
+    return After(delay_s=delay_s)
+
+
+def during_save(*, nth: int, at: float = 0.5) -> DuringSave:
+    """Trigger in the middle of the nth save: `at` a ratio of its bytes, or its k-th write."""
+    return DuringSave(nth=nth, at=at)
+
+
+def on_event(kind: str, *, nth: int = 1) -> OnEvent:
+    """Trigger at the nth event of a kind."""
+    return OnEvent(kind=kind, nth=nth)
+
+
+def when_healed(injection: int) -> WhenHealed:
+    """Trigger when the injection at this place of the schedule has been healed."""
+    return WhenHealed(injection=injection)
+
+
+def while_recovering() -> WhileRecovering:
+    """Trigger at the first failure that a rank notices."""
+    return WhileRecovering()
+
+
+# --- injections ------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Injection:
+    """One fault on one target at one trigger."""
+
+    fault: Fault
+    on: Target
+    at: Trigger
+
+    def __post_init__(self) -> None:
+        """Refuse what is not a fault, a target or a trigger. Raises: InvalidScenario."""
+        for field, value, types, fix in (
+            ("fault", self.fault, Fault, "chaoslab.faults, such as faults.Kill()"),
+            ("on", self.on, Target, "rank(n), node(n), store(), ranks(k) or between(a, b)"),
+            ("at", self.at, Trigger, "at_step(n), after(s), during_save(nth=n) or on_event(kind)"),
+        ):
+            if not isinstance(value, types):
+                raise InvalidScenario(f"Injection({field}={value!r}): want one of {fix}")
+
+
+def describe(value: object) -> str:
+    """Give a fault, target or trigger as short code: only what differs from the defaults."""
+    if isinstance(value, RankTarget):
+        return f"rank({value.rank})"
+    if not dataclasses.is_dataclass(value):
+        return repr(value)
+    shown = []
+    for field in dataclasses.fields(value):
+        given = getattr(value, field.name)
+        if field.default is dataclasses.MISSING or given != field.default:
+            inner = dataclasses.is_dataclass(given)
+            shown.append(f"{field.name}={describe(given) if inner else repr(given)}")
+    return f"{type(value).__name__}({', '.join(shown)})"
