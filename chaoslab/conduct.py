@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import dataclasses
 import os
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,7 +24,7 @@ from chaoslab.inject.triggers import holds_of
 from chaoslab.job.environment import Places
 from chaoslab.job.ranks import Ranks
 from chaoslab.scenario import Job
-from chaoslab.schedule import Injection
+from chaoslab.schedule import AgentTarget, Injection
 
 _AGENT_LIMIT_S: Final = 30.0
 _ORPHAN_LIMIT_S: Final = 2.0
@@ -35,8 +35,8 @@ _POLL_S: Final = 0.02
 class Execution:
     """What to execute: a job under a schedule (empty for a twin).
 
-    script: the job's file. cwd: where ranks run. seed: draws random targets. removes: paths
-    that go if the harness is killed. owner: uid and gid of the ranks.
+    script: the job's file. cwd: where ranks run. seed: draws random targets. owner: uid
+    and gid of the ranks.
     """
 
     run_id: str
@@ -46,7 +46,6 @@ class Execution:
     script: Path
     cwd: Path
     seed: int
-    removes: tuple[Path, ...]
     owner: tuple[int, int] | None
 
 
@@ -56,19 +55,22 @@ async def execute(execution: Execution, server: Server, scratch: Scratch) -> His
     Raises: NotAvailable when a node lacks what a fault needs; HarnessError when the harness
     itself fails. Neither says anything about the job.
     """
-    feed = Feed()
+    with contextlib.closing(Feed(scratch.root / "history.jsonl")) as feed:
+        await _with_cluster(execution, server, scratch, feed)
+        return feed.history
+
+
+async def _with_cluster(execution: Execution, server: Server, scratch: Scratch, feed: Feed) -> None:
     conductor = _Conductor(execution, feed, scratch)
     async with start_cluster(
         server,
         run_id=execution.run_id,
         nodes=execution.job.nodes,
-        removes=execution.removes,
         owner=execution.owner,
         on_exit=conductor.process_exited,
         on_agent_event=conductor.agent_event,
     ) as cluster:
         await conductor.conduct(cluster)
-    return feed.history
 
 
 class _Conductor:
@@ -101,7 +103,11 @@ class _Conductor:
         try:
             await ranks.start_store()
             await ranks.start_all()
-            await self._wait_for_the_end(ranks, tasks)
+            lost = asyncio.get_running_loop().create_task(cluster.gone())
+            try:
+                await self._wait_for_the_end(ranks, [*tasks, lost])
+            finally:
+                lost.cancel()
         finally:
             ranks.close()
             problems = await stop_all(injectors, tasks)
@@ -137,8 +143,8 @@ class _Conductor:
         self._feed.note("pristine", when=when, nodes=len(nodes))
 
     def _dead_agents(self) -> set[int]:
-        agents = [i for n, i in enumerate(self._execution.schedule)]
-        return {i.on.node for i in agents if hasattr(i.on, "node") and type(i.on).__name__ == "AgentTarget"}
+        targets = [injection.on for injection in self._execution.schedule]
+        return {target.node for target in targets if isinstance(target, AgentTarget)}
 
     def _make_ranks(self, cluster: Cluster) -> Ranks:
         execution, scratch = self._execution, self._scratch
@@ -150,6 +156,7 @@ class _Conductor:
         places = Places(
             nodes=scratch.nodes,
             checkpoints=scratch.checkpoints,
+            temporary=scratch.temporary,
             interface=cluster.interface,
             addresses=cluster.addresses,
         )
@@ -208,19 +215,25 @@ class _Conductor:
 
     async def _check_orphans(self, cluster: Cluster) -> None:
         """Note as leaks the processes that outlive the job; its own ranks count when it ended."""
+        stopped = self._ranks.stopped_keys() if self._ranks is not None else set()
         deadline_s = asyncio.get_running_loop().time() + _ORPHAN_LIMIT_S
         while True:
-            alive = [p for p in await cluster.processes() if _is_left(p)]
+            alive = [p for p in await cluster.processes() if _is_left(p, stopped)]
             if not alive or asyncio.get_running_loop().time() > deadline_s:
                 break
             await asyncio.sleep(_POLL_S)
-        if not self._feed.history.of("gave_up"):
-            for process in alive:
-                what = f"process {process['command']!r} (state {process['state']})"
-                self._feed.note("leak", what=what, node=process["node"])
+        for process in alive:
+            name = process["key"] or repr(process["command"])
+            what = f"process {name} (state {process['state']})"
+            self._feed.note("leak", what=what, node=process["node"])
 
 
-def _is_left(process: dict[str, Any]) -> bool:
-    """Tell whether a process should have ended with the job. Zombies are reaped by the lab."""
+def _is_left(process: dict[str, Any], stopped: set[str]) -> bool:
+    """Tell whether a process should have ended with the job. Zombies are reaped by the lab.
+
+    stopped: keys of the processes that a fault has stopped for good.
+    """
     key = process["key"] or ""
+    if key in stopped:
+        return False
     return not key.startswith("agent-") and key != "store" and process["state"] not in ("Z", None)

@@ -5,26 +5,37 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from chaoslab.errors import HarnessError
-from chaoslab.history import Event, History
+from chaoslab.history import Event, History, event_to_json
 
 
 class Feed:
-    """Collects the events of a run as they arrive. One per run, used on one event loop."""
+    """Collects the events of a run as they arrive. One per run, used on one event loop.
 
-    def __init__(self) -> None:
+    path: file that each event is appended to at once, so that a run that is killed has left
+    its record, and one that goes on can be watched.
+    """
+
+    def __init__(self, path: Path) -> None:
         self.history = History()
+        self._file = path.open("a", encoding="utf-8", buffering=1)
         self._watchers: list[tuple[Callable[[Event], bool], asyncio.Future[Event]]] = []
 
     def add(self, event: Event) -> None:
         """Append an event and wake whoever waits for it."""
         self.history.append(event)
+        self._file.write(event_to_json(event) + "\n")
         for matches, future in self._watchers:
             if not future.done() and matches(event):
                 future.set_result(event)
+
+    def close(self) -> None:
+        """Close the file; twice is harmless."""
+        self._file.close()
 
     def note(self, kind: str, *, t_s: float | None = None, **fields: Any) -> Event:
         """Append an event of the harness, stamped now unless `t_s` says otherwise.

@@ -21,6 +21,7 @@ RANK_KINDS: Final = frozenset(
         "rank_started", "group_ready", "step", "save_begun", "save_committed", "failure_seen",
         "torn_down", "backoff", "health_checked", "restored", "circuit_opened", "alarm",
         "snapshot_written", "rank_exited", "held", "hold_expired", "result", "events_lost",
+        "save_failed", "exit_alone", "store_load",
     }
 )  # fmt: skip
 """Kinds that a rank writes. result: digests of the final state; held: stopped at a hold point."""
@@ -76,10 +77,14 @@ def event_from_json(line: str) -> Event:
     """Read one line. Raises: ValueError for a line that is no event."""
     value = json.loads(line)
     if not isinstance(value, dict):
-        raise ValueError(f"event line: want a JSON object, got {type(value).__name__}")
+        raise ValueError(  # noqa: TRY004  a line, not an argument
+            f"event line: want a JSON object, got {type(value).__name__}"
+        )
     kind, t_s = value.pop("kind", None), value.pop("t_s", None)
     if not isinstance(kind, str) or isinstance(t_s, bool) or not isinstance(t_s, int | float):
-        raise ValueError("event line: want t_s (a number) and kind (a string)")
+        raise ValueError(  # noqa: TRY004
+            "event line: want t_s (a number) and kind (a string)"
+        )
     places = {name: value.pop(name, None) for name in ("rank", "node", "incarnation")}
     for name, place in places.items():
         if place is not None and (isinstance(place, bool) or not isinstance(place, int)):

@@ -7,6 +7,7 @@ import re
 import secrets
 import shlex
 import time
+from pathlib import Path
 
 from chaoslab.options import Options
 from chaoslab.scenario import Scenario
@@ -20,7 +21,7 @@ def test_id() -> str:
 def scenario_name(scenario: Scenario) -> str:
     """Name a scenario: its own name, else its test's, else its script's."""
     named = scenario.name or test_id().rpartition("::")[2].removeprefix("test_")
-    return named or os.path.basename(scenario.job.script)
+    return named or Path(scenario.job.script).name
 
 
 def new_run_id(name: str) -> str:

@@ -50,9 +50,7 @@ def from_environment(environment: Mapping[str, str] = os.environ) -> Options:
             try:
                 given[field.name] = int(text)
             except ValueError:
-                raise InvalidScenario(
-                    f"--chaos-{field.name}={text}: want a whole number"
-                ) from None
+                raise InvalidScenario(f"--chaos-{field.name}={text}: want a whole number") from None
         else:
             given[field.name] = Path(text) if field.name == "reports" else text  # type: ignore[assignment]
     return Options(**given)  # type: ignore[arg-type]

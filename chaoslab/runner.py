@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Final
 
 from chaoslab import bounds, naming, versions
-from chaoslab.cluster.scratch import scratch_directory, sweep
+from chaoslab.cluster.scratch import scratch_directory, scratch_root, sweep
 from chaoslab.conduct import Execution, execute
 from chaoslab.errors import BoundExceeded, NotProven
 from chaoslab.history import History
 from chaoslab.inject.placement import place
-from chaoslab.measure import ExpectedInjection, Expectation
+from chaoslab.measure import Expectation, ExpectedInjection
 from chaoslab.options import Options, from_environment
 from chaoslab.report import Report, write_report
 from chaoslab.scenario import Scenario, check_files
@@ -54,9 +54,10 @@ def _run_once(scenario: Scenario, options: Options, script: Path) -> Report:
     twin_source, twin = "none", None
     if any(bound.needs_twin for bound in scenario.bounds):
         twin_source, twin = _twin(scenario, options, script)
-    partial = options.reports / f".{run_id}.partial"
+    SESSION.guard(scratch_root(run_id))
+    SESSION.guard(options.reports / f".{run_id}.partial")
     with scratch_directory(run_id, owner=_owner(script)) as scratch:
-        execution = _execution(scenario, options, script, run_id, (scratch.root, partial))
+        execution = _execution(scenario, options, script, run_id)
         history = asyncio.run(execute(execution, SESSION.server(), scratch))
         findings = bounds.judge(history, expectation(scenario, options), scenario.bounds, twin)
         return write_report(
@@ -71,13 +72,12 @@ def _run_once(scenario: Scenario, options: Options, script: Path) -> Report:
             versions=versions.of_this_machine(options),
             replay=naming.replay_command(options),
             twin_source=twin_source,
+            twin=twin,
             wall_s=time.monotonic() - began_s,
         )
 
 
-def _execution(
-    scenario: Scenario, options: Options, script: Path, run_id: str, removes: tuple[Path, ...]
-) -> Execution:
+def _execution(scenario: Scenario, options: Options, script: Path, run_id: str) -> Execution:
     return Execution(
         run_id=run_id,
         job=scenario.job,
@@ -86,7 +86,6 @@ def _execution(
         script=script,
         cwd=Path.cwd(),
         seed=options.seed,
-        removes=tuple(path.absolute() for path in removes),
         owner=_owner(script),
     )
 
@@ -99,8 +98,9 @@ def _twin(scenario: Scenario, options: Options, script: Path) -> tuple[str, Hist
         return f"cached from {source}", twin
     run_id = naming.new_run_id("twin")
     fault_free = dataclasses.replace(scenario, schedule=())
+    SESSION.guard(scratch_root(run_id))
     with scratch_directory(run_id, owner=_owner(script)) as scratch:
-        execution = _execution(fault_free, options, script, run_id, (scratch.root,))
+        execution = _execution(fault_free, options, script, run_id)
         twin = asyncio.run(execute(execution, SESSION.server(), scratch))
     SESSION.twins[key] = (run_id, twin)
     return f"run as {run_id}", twin
@@ -113,8 +113,12 @@ def expectation(scenario: Scenario, options: Options) -> Expectation:
     entries = []
     for nth, injection in enumerate(scenario.schedule):
         placed = place(injection, job=job, addresses=nowhere, seed=options.seed, nth=nth)
-        on_links = {rank for link in placed.links if link.node < job.nodes
-                    for rank in job.ranks_of(link.node)}
+        on_links = {
+            rank
+            for link in placed.links
+            if link.node < job.nodes
+            for rank in job.ranks_of(link.node)
+        }
         entries.append(
             ExpectedInjection.of(
                 nth,

@@ -127,7 +127,7 @@ def check_files(scenario: Scenario, directory: Path) -> Path:
     path = (directory / scenario.job.script).resolve()
     if not path.is_file():
         raise InvalidScenario(
-            f"Job(script={scenario.job.script!r}): no such file: {path}; "
+            f"Job(script={scenario.job.script!r}): want a file, and there is none at {path}; "
             "the path is relative to the directory that pytest runs in"
         )
     return path
@@ -135,7 +135,9 @@ def check_files(scenario: Scenario, directory: Path) -> Path:
 
 def _check_node(job: Job, index: Any, where: str) -> None:
     if not isinstance(index, int) or not 0 <= index < job.nodes:
-        raise InvalidScenario(f"{where}: want a node in 0..{job.nodes - 1} (Job(nodes={job.nodes}))")
+        raise InvalidScenario(
+            f"{where}: want a node in 0..{job.nodes - 1} (Job(nodes={job.nodes}))"
+        )
 
 
 def _check_target(job: Job, target: schedules.Target, fault: fault_kinds.Fault) -> None:
@@ -177,7 +179,9 @@ def _check_fits(job: Job, target: schedules.Target, fault: fault_kinds.Fault) ->
         raise InvalidScenario("NodeLoss on store(): want Kill() or SilentDrop() on store()")
 
 
-def _check_trigger(job: Job, injection: Injection, nth: int, total: int) -> None:
+def _check_trigger(  # noqa: C901  one case per trigger
+    job: Job, injection: Injection, nth: int, total: int
+) -> None:
     match injection.at:
         case schedules.AtStep(step=step):
             if not isinstance(step, int) or not 1 <= step < job.steps:

@@ -222,15 +222,56 @@ class Injection:
 
 
 def describe(value: object) -> str:
-    """Give a fault, target or trigger as short code: only what differs from the defaults."""
-    if isinstance(value, RankTarget):
-        return f"rank({value.rank})"
-    if not dataclasses.is_dataclass(value):
+    """Give a fault, target or trigger as code to paste: only what differs from the defaults."""
+    match value:
+        case RankTarget(rank=index):
+            return f"rank({index})"
+        case NodeTarget(node=index):
+            return f"node({index})"
+        case StoreTarget():
+            return "store()"
+        case AgentTarget(node=index):
+            return f"agent_of({index})"
+        case RanksTarget(count=count):
+            return "one_rank()" if count == 1 else f"ranks({count})"
+        case LinkTarget(first=first, second=second):
+            return f"between({first}, {second})"
+        case EverywhereTarget():
+            return "everywhere()"
+        case AtStep(step=step):
+            return f"at_step({step})"
+        case After(delay_s=delay_s):
+            return f"after({delay_s:g})"
+        case WhenHealed(injection=injection):
+            return f"when_healed({injection})"
+        case WhileRecovering():
+            return "while_recovering()"
+    return _as_call(value)
+
+
+def _as_call(value: object) -> str:
+    """Give a dataclass as the call that makes it; tuples of them too."""
+    if isinstance(value, tuple):
+        inner = ", ".join(describe(entry) for entry in value)
+        return f"({inner},)" if len(value) == 1 else f"({inner})"
+    if not dataclasses.is_dataclass(value) or isinstance(value, type):
         return repr(value)
     shown = []
     for field in dataclasses.fields(value):
         given = getattr(value, field.name)
-        if field.default is dataclasses.MISSING or given != field.default:
-            inner = dataclasses.is_dataclass(given)
-            shown.append(f"{field.name}={describe(given) if inner else repr(given)}")
-    return f"{type(value).__name__}({', '.join(shown)})"
+        if given != _default(field):
+            shown.append(f"{field.name}={describe(given)}")
+    return f"{_NAMES.get(type(value).__name__, _name(value))}({', '.join(shown)})"
+
+
+_NAMES = {"DuringSave": "during_save", "OnEvent": "on_event"}
+
+
+def _name(value: object) -> str:
+    return f"faults.{type(value).__name__}" if isinstance(value, Fault) else type(value).__name__
+
+
+def _default(field: dataclasses.Field[object]) -> object:
+    if field.default_factory is not dataclasses.MISSING:
+        return field.default_factory()
+    return field.default

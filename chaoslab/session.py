@@ -8,6 +8,7 @@ import json
 from pathlib import Path
 from typing import Final
 
+from chaoslab.cluster.guardian import Guardian
 from chaoslab.cluster.namespaces import Server
 from chaoslab.history import History
 from chaoslab.scenario import Job
@@ -20,6 +21,7 @@ class Session:
 
     def __init__(self) -> None:
         self._server: Server | None = None
+        self._guardian: Guardian | None = None
         self.twins: dict[str, tuple[str, History]] = {}
         self.reports: list[object] = []
 
@@ -30,8 +32,18 @@ class Session:
             atexit.register(self.close)
         return self._server
 
+    def guard(self, path: Path) -> None:
+        """Have this path removed when this process ends, however it ends."""
+        if self._guardian is None:
+            self._guardian = Guardian()
+            atexit.register(self.close)
+        self._guardian.guard(path)
+
     def close(self) -> None:
-        """End the warm server."""
+        """End the warm server and the guardian."""
+        guardian, self._guardian = self._guardian, None
+        if guardian is not None:
+            guardian.close()
         server, self._server = self._server, None
         if server is not None:
             server.close()

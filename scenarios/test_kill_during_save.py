@@ -19,8 +19,8 @@ KILL = Scenario(
     job=Job(
         script="examples/charlm.py",
         nodes=4,
-        steps=400,
-        args=("--save-every", "25", "--step-floor-s", "0.05"),
+        steps=200,
+        args=("--save-every", "20", "--step-floor-s", "0.05"),
         restart=on_failure(limit=3),
     ),
     schedule=[Injection(fault=faults.Kill(), on=rank(1), at=during_save(nth=3, at=0.5))],

@@ -10,8 +10,8 @@ GONE = Scenario(
     job=Job(
         script="examples/charlm.py",
         nodes=4,
-        steps=400,
-        args=("--save-every", "25", "--step-floor-s", "0.05"),
+        steps=200,
+        args=("--save-every", "20", "--step-floor-s", "0.05"),
         restart=on_failure(limit=3),
     ),
     schedule=[Injection(fault=faults.NodeLoss(), on=node(3), at=at_step(60))],

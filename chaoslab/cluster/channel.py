@@ -69,7 +69,7 @@ class Channel:
         try:
             while line := await self._reader.readline():
                 self._take(json.loads(line))
-        except (ConnectionError, ValueError):
+        except (ConnectionError, ValueError):  # a stream cut off in a line has ended as well
             pass
         finally:
             self.ended.set()

@@ -1,8 +1,8 @@
 """The lab: process 1 of a run's own pid namespace, parent of all that the run starts.
 
 Nothing of a run can outlive it. When the harness closes its end of the control socket, or is
-killed, the lab kills every process of the run, removes the run's temporary files and exits;
-the kernel then takes back the namespaces with their links and qdiscs. If the lab itself is
+killed, the lab kills every process of the run and exits; the kernel then takes back the
+namespaces with their links and qdiscs. If the lab itself is
 killed, the kernel kills everything in its pid namespace.
 
 Single-threaded on purpose: it forks. Control messages are JSON lines over a Unix socket;
@@ -15,7 +15,6 @@ import contextlib
 import json
 import os
 import select
-import shutil
 import signal
 import socket
 import time
@@ -35,11 +34,8 @@ _GONE = {"state": None, "cpu_ticks": 0, "pending": 0, "caught": 0, "ignored": 0}
 class Lab:
     """State of one run's lab. `serve` is its whole life."""
 
-    def __init__(
-        self, control: socket.socket, removes: list[str], forbidden_netns: tuple[int, int]
-    ) -> None:
+    def __init__(self, control: socket.socket, forbidden_netns: tuple[int, int]) -> None:
         self._control = control
-        self._removes = [Path(path) for path in removes]
         self._forbidden_netns = forbidden_netns
         self._netns_fds: list[int] = []
         self._agent_pids: list[int] = []
@@ -52,6 +48,7 @@ class Lab:
             "signal": self._signal,
             "state": self._state,
             "processes": self._processes,
+            "close": self._close,
         }
 
     def serve(self) -> None:
@@ -64,17 +61,16 @@ class Lab:
             self._loop()
         finally:
             self._kill_all()
-            self._remove_files()
 
     def _loop(self) -> None:
         pending = b""
         while True:
-            ready, _, _ = select.select([self._control, self._wake_read], [], [])
+            ready, _, _ = select.select([self._control.fileno(), self._wake_read], [], [])
             if self._wake_read in ready:
                 with contextlib.suppress(BlockingIOError):
                     os.read(self._wake_read, _READ_BYTES)
                 self._reap()
-            if self._control not in ready:
+            if self._control.fileno() not in ready:
                 continue
             data, fds, _, _ = socket.recv_fds(self._control, _READ_BYTES, _MAX_FDS)
             self._received_fds += fds
@@ -127,7 +123,7 @@ class Lab:
         linux.keep_capabilities({linux.CAP_NET_ADMIN})
         os.write(born, b".")
         os.close(born)
-        return main(channel, channel, self._forbidden_netns)
+        return int(main(channel, channel, self._forbidden_netns))
 
     def _wire(self) -> None:
         def body() -> int:
@@ -176,7 +172,7 @@ class Lab:
     def _processes(self, _: dict[str, Any]) -> dict[str, Any]:
         """List what runs besides the lab: what was started by name, and what is an orphan."""
         found = []
-        for entry in os.listdir("/proc"):
+        for entry in (path.name for path in Path("/proc").iterdir()):
             if not entry.isdigit() or int(entry) == 1:
                 continue
             with contextlib.suppress(OSError):
@@ -216,16 +212,17 @@ class Lab:
 
     # --- the end -------------------------------------------------------------------------
 
+    def _close(self, _: dict[str, Any]) -> dict[str, Any]:
+        """Kill every process of the run, and answer when they are gone."""
+        self._kill_all()
+        return {}
+
     def _kill_all(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
         with contextlib.suppress(ChildProcessError):
             while True:
                 os.wait()
-
-    def _remove_files(self) -> None:
-        for path in self._removes:
-            shutil.rmtree(path, ignore_errors=True)
 
 
 def _look(pid: int) -> dict[str, Any]:
@@ -266,7 +263,7 @@ def enter(control: socket.socket, options: dict[str, Any]) -> int:
     """Become a lab: new namespaces, then process 1 of the new pid namespace.
 
     Called in a fork of the server. Returns the exit status of the process outside, which
-    waits for the lab. options: user_namespace, uid, gid, removes, forbidden_netns.
+    waits for the lab. options: user_namespace, uid, gid, forbidden_netns.
     """
     flags = linux.CLONE_NEWNET | linux.CLONE_NEWPID | linux.CLONE_NEWNS
     if options["user_namespace"]:
@@ -285,5 +282,5 @@ def enter(control: socket.socket, options: dict[str, Any]) -> int:
 def _first_process(control: socket.socket, options: dict[str, Any]) -> int:
     os.setsid()
     linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
-    Lab(control, options["removes"], tuple(options["forbidden_netns"])).serve()
+    Lab(control, tuple(options["forbidden_netns"])).serve()
     return 0

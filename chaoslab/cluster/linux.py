@@ -9,6 +9,7 @@ import ctypes
 import os
 import struct
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Final
 
 CLONE_NEWNS: Final = 0x00020000
@@ -57,8 +58,8 @@ def setns(fd: int, kind: int) -> None:
 
 def mount(source: str, target: str, fstype: str, flags: int) -> None:
     """Mount a file system. Raises: OSError."""
-    code = _libc.mount(source.encode(), target.encode(), fstype.encode(), ctypes.c_ulong(flags), None)
-    _checked(code, f"mount({target})")
+    texts = (source.encode(), target.encode(), fstype.encode())
+    _checked(_libc.mount(*texts, ctypes.c_ulong(flags), None), f"mount({target})")
 
 
 def die_with_parent(signal: int) -> None:
@@ -108,5 +109,5 @@ def map_root_to_me(uid: int, gid: int) -> None:
 
 def netns_identity(pid: int | str = "self") -> tuple[int, int]:
     """Give device and inode of a process's network namespace: equal means the same one."""
-    status = os.stat(f"/proc/{pid}/ns/net")
+    status = Path(f"/proc/{pid}/ns/net").stat()
     return status.st_dev, status.st_ino

@@ -14,8 +14,8 @@ import platform
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from chaoslab.cluster import linux, subnet
@@ -49,7 +49,8 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=self._stderr,
             stderr=self._stderr,
-            env=os.environ | _SINGLE_THREAD,
+            # Importing torch's compiler makes its cache directory: give it one that is there.
+            env=os.environ | _SINGLE_THREAD | {"TORCHINDUCTOR_CACHE_DIR": tempfile.gettempdir()},
             start_new_session=True,
         )
         theirs.close()
@@ -65,7 +66,8 @@ class Server:
             try:
                 line = self._control.recv(1 << 16)
             except TimeoutError as problem:
-                raise ClusterError(f"the warm server: imports took {_PRELOAD_LIMIT_S} s") from problem
+                what = f"the warm server: imports took over {_PRELOAD_LIMIT_S} s"
+                raise ClusterError(what) from problem
             finally:
                 self._control.settimeout(None)
             if not line:
@@ -128,6 +130,14 @@ class Cluster:
         """Give the number of the node that hosts the store."""
         return self.nodes
 
+    async def gone(self) -> None:
+        """Wait until the lab has ended, which it does only when it is killed.
+
+        Raises: ClusterError, then.
+        """
+        await self._lab.ended.wait()
+        raise ClusterError("the lab was killed from outside, and every process of the run with it")
+
     async def start(
         self,
         key: str,
@@ -158,8 +168,10 @@ class Cluster:
         return not (await self._ask("signal", key=key, signal=number, tree=tree))["gone"]
 
     async def look(self, key: str) -> dict[str, Any]:
-        """Look at a process: state (T: stopped; None: gone), cpu_ticks, and the signal masks
-        pending, caught and ignored. Source: proc(5).
+        """Look at a process: its state, processor time and signals.
+
+        Returns state (T: stopped; None: gone), cpu_ticks, and the masks pending, caught and
+        ignored. Source: proc(5).
         """
         return await self._ask("state", key=key)
 
@@ -173,7 +185,9 @@ class Cluster:
             raise ClusterError(f"{op}: {answer['error']}")
         return answer
 
-    async def ask_agent(self, node: int, op: str, *, limit_s: float, **fields: Any) -> dict[str, Any]:
+    async def ask_agent(
+        self, node: int, op: str, *, limit_s: float, **fields: Any
+    ) -> dict[str, Any]:
         """Ask a node's agent. Raises: AgentError when it refuses or does not answer."""
         try:
             answer = await self.agents[node].request(op, limit_s=limit_s, **fields)
@@ -190,21 +204,19 @@ async def start_cluster(
     *,
     run_id: str,
     nodes: int,
-    removes: Sequence[Path],
     owner: tuple[int, int] | None,
     on_exit: Callable[[dict[str, Any]], None],
     on_agent_event: Callable[[int, dict[str, Any]], None],
 ) -> AsyncIterator[Cluster]:
     """Bring up `nodes` nodes and the store's; take everything down at the end.
 
-    removes: paths that the lab removes if the harness dies. owner: uid and gid of the processes
-    (None: the harness's own). on_exit: called with each process
+    owner: uid and gid of the processes (None: the harness's own). on_exit: called with each process
     that ended (key, pid, status, t_s). on_agent_event: called with node and event.
     Raises: ClusterError.
     """
     network = subnet.choose(run_id, subnet.host_networks())
     addresses = [str(network[index + 1]) for index in range(nodes + 1)]
-    control = await asyncio.to_thread(server.fork_lab, _lab_options(removes))
+    control = await asyncio.to_thread(server.fork_lab, _lab_options())
     ends = [socket.socketpair() for _ in addresses]
     try:
         request = {"id": 0, "op": "nodes", "count": len(ends)}
@@ -229,6 +241,8 @@ async def start_cluster(
         await _set_up(cluster)
         yield cluster
     finally:
+        with contextlib.suppress(HarnessError):  # it was killed: nothing is left to close
+            await lab.request("close", limit_s=_ANSWER_LIMIT_S)
         for channel in (*cluster.agents, lab):
             await channel.close()
 
@@ -239,12 +253,11 @@ def _for_node(
     return lambda event: on_agent_event(index, event)
 
 
-def _lab_options(removes: Sequence[Path]) -> dict[str, Any]:
+def _lab_options() -> dict[str, Any]:
     return {
         "user_namespace": os.geteuid() != 0,
         "uid": os.geteuid(),
         "gid": os.getegid(),
-        "removes": [str(path) for path in removes],
         "forbidden_netns": linux.netns_identity(),
     }
 
@@ -268,7 +281,8 @@ def _why_no_lab(server: Server) -> str:
             "(Ubuntu: `sysctl kernel.apparmor_restrict_unprivileged_userns=0`), "
             "or run with --chaos-kernel=uml"
         )
-    return f"the lab could not be started on Linux {platform.release()}: {said or 'no reason given'}{hint}"
+    kernel, reason = platform.release(), said or "no reason given"
+    return f"the lab could not be started on Linux {kernel}: {reason}{hint}"
 
 
 async def _set_up(cluster: Cluster) -> None:

@@ -25,6 +25,7 @@ class Scratch:
     """Where a run keeps what is not yet its report.
 
     root: the whole. nodes: one directory per node. checkpoints: the job's shared storage.
+    temporary: where the job's own temporary files go, so that they go with the run.
     """
 
     root: Path
@@ -39,6 +40,16 @@ class Scratch:
         """Give the job's shared storage."""
         return self.root / "checkpoints"
 
+    @property
+    def temporary(self) -> Path:
+        """Give the directory of the job's temporary files."""
+        return self.root / "tmp"
+
+
+def scratch_root(run_id: str) -> Path:
+    """Give the path of a run's scratch directory, made or not."""
+    return Path(tempfile.gettempdir()) / f"{PREFIX}{run_id}"
+
 
 @contextlib.contextmanager
 def scratch_directory(run_id: str, *, owner: tuple[int, int] | None) -> Iterator[Scratch]:
@@ -46,13 +57,13 @@ def scratch_directory(run_id: str, *, owner: tuple[int, int] | None) -> Iterator
 
     owner: uid and gid that the ranks run as (None: the harness's own).
     """
-    root = Path(tempfile.gettempdir()) / f"{PREFIX}{run_id}"
+    root = scratch_root(run_id)
     root.mkdir(mode=0o755)
     lock = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         scratch = Scratch(root=root)
-        for path in (scratch.nodes, scratch.checkpoints):
+        for path in (scratch.nodes, scratch.checkpoints, scratch.temporary):
             path.mkdir()
             if owner is not None:
                 os.chown(path, *owner)
@@ -75,7 +86,7 @@ def sweep(reports: Path | None = None) -> list[Path]:
     if reports is not None:
         for partial in sorted(reports.glob(f".*{_PARTIAL_SUFFIX}")):
             run_id = partial.name.removeprefix(".").removesuffix(_PARTIAL_SUFFIX)
-            if not (Path(tempfile.gettempdir()) / f"{PREFIX}{run_id}").exists():
+            if not scratch_root(run_id).exists():
                 shutil.rmtree(partial, ignore_errors=True)
                 removed.append(partial)
     return removed

@@ -13,6 +13,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 from chaoslab.cluster import linux
@@ -74,7 +75,7 @@ def become(start: Start, netns_fd: int) -> int:
     linux.keep_capabilities((), uid=start.uid, gid=start.gid)
     os.chdir(start.cwd)
     if start.mode == "exec":
-        os.execvpe(start.argv[0], start.argv, start.env)
+        os.execvpe(start.argv[0], start.argv, start.env)  # noqa: S606  no shell is wanted
     os.environ.clear()
     os.environ.update(start.env)
     return run_script(start.argv)
@@ -86,7 +87,7 @@ def run_script(argv: list[str]) -> int:
     Returns its exit status.
     """
     sys.argv[:] = argv
-    sys.path[0:0] = [os.path.dirname(os.path.abspath(argv[0]))]
+    sys.path[0:0] = [str(Path(argv[0]).resolve().parent)]
     # The server's garbage is shared, read-only memory here: collecting it would copy it all.
     gc.freeze()
     atexit._clear()  # noqa: SLF001  the server's own handlers are not the script's

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from typing import Any, Final
 
 from chaoslab import faults, schedule
@@ -56,7 +57,7 @@ class Injector:
         Raises: HarnessError when an agent refuses or does not answer.
         """
         moment = await triggers.reached(self._injection, self._feed)
-        began_s = asyncio.get_running_loop().time()
+        begun_t_s = time.monotonic()
         self._injected = True
         for node in self._placement.lost_nodes:
             self._ranks.lose_node(node)
@@ -70,12 +71,15 @@ class Injector:
             nodes=sorted({link.node for link in self._placement.links}),
             ranks=list(self._placement.ranks),
             trigger=_moment(moment),
+            begun_t_s=begun_t_s,
             evidence=evidence | hit.evidence,
         )
         await self._prove(hit)
+        if isinstance(self._injection.fault, faults.Stop) and not self._injection.fault.is_window:
+            self._ranks.give_up(self._placement.ranks)
         self._release(moment)
         if self._injection.fault.duration_s is not None:
-            passed_s = asyncio.get_running_loop().time() - began_s
+            passed_s = time.monotonic() - begun_t_s
             await asyncio.sleep(max(0.0, self._injection.fault.duration_s - passed_s))
             await self.heal()
 
@@ -147,8 +151,9 @@ class Injector:
         if not self._injected or self._healed:
             return
         self._healed = True
-        missing = list(await processes.undo(self._injection.fault, self._placement, self._cluster,
-                                            self._ranks))
+        missing = list(
+            await processes.undo(self._injection.fault, self._placement, self._cluster, self._ranks)
+        )
         results = await asyncio.gather(
             *(self._heal_link(place, link) for place, link in enumerate(self._placement.links)),
             return_exceptions=True,

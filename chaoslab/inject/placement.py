@@ -128,9 +128,7 @@ def _link_fault(
     return _link(node, wire, to, addresses)
 
 
-def _partition(
-    fault: faults.Partition, job: Job, addresses: Sequence[str]
-) -> Sequence[LinkAction]:
+def _partition(fault: faults.Partition, job: Job, addresses: Sequence[str]) -> Sequence[LinkAction]:
     """Each node drops what it would send to another group; that cuts both ways.
 
     One way: only the first group's nodes drop. cut_store: both directions, at the nodes that

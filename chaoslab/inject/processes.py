@@ -55,9 +55,7 @@ def keys_of(placement: Placement, ranks: Ranks) -> tuple[tuple[str, ...], tuple[
     return found, absent
 
 
-async def hit(
-    fault: faults.Fault, placement: Placement, cluster: Cluster, ranks: Ranks
-) -> Hit:
+async def hit(fault: faults.Fault, placement: Placement, cluster: Cluster, ranks: Ranks) -> Hit:
     """Send the fault's signal to every process of the placement."""
     number = _signal_of(fault)
     if number is None:
@@ -106,7 +104,11 @@ async def _effect_of(
             if event.get("key") == key:
                 return {"exit_status": event["status"]}, event.t_s
         now = await cluster.look(key)
-        if now["state"] in _STOPPED_STATES and before is not None and before["state"] == now["state"]:
+        if (
+            now["state"] in _STOPPED_STATES
+            and before is not None
+            and before["state"] == now["state"]
+        ):
             # Stopped at two looks, and no processor time spent in between.
             if before["cpu_ticks"] == now["cpu_ticks"]:
                 return {"state": now["state"], "cpu_ticks": now["cpu_ticks"]}, time.monotonic()

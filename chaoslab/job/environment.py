@@ -22,11 +22,12 @@ class Places:
     """Where a run's ranks find things.
 
     nodes: directory that holds one directory per node. checkpoints: shared storage.
-    interface: name of a node's interface. addresses: of the nodes, the store's last.
+    temporary: the ranks' TMPDIR. interface: name of a node's interface. addresses: of the nodes, the store's last.
     """
 
     nodes: Path
     checkpoints: Path
+    temporary: Path
     interface: str
     addresses: tuple[str, ...]
 
@@ -77,6 +78,8 @@ def rank_environment(
         "OMP_NUM_THREADS": 1,
         "PYTHONHASHSEED": 0,
         "PYTHONUNBUFFERED": 1,
+        "TMPDIR": places.temporary,
+        "TORCHINDUCTOR_CACHE_DIR": places.temporary,
         "CHAOSLAB_NODE": node,
         "CHAOSLAB_INCARNATION": incarnation,
         "CHAOSLAB_EVENTS": places.events(rank, node, incarnation),

@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import importlib.util
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -13,10 +14,8 @@ from chaoslab.errors import HarnessError
 from chaoslab.feed import Feed
 from chaoslab.job.environment import Places, inherited_environment, rank_environment
 from chaoslab.job.tail import Tail
+from chaoslab.measure import CIRCUIT_OPEN_STATUS
 from chaoslab.scenario import Job
-
-CIRCUIT_OPEN_STATUS: Final = 75
-"""Exit status of a rank whose circuit opened. Source: EX_TEMPFAIL of sysexits.h."""
 
 STORE_KEY: Final = "store"
 _STORE_MODULE: Final = "chaoslab.resilience.store"
@@ -31,8 +30,18 @@ class Spawns(Protocol):
     def store_node(self) -> int:
         """Give the number of the store's node."""
 
-    async def start(self, key: str, node: int, argv: list[str], **how: Any) -> int:
-        """Start a process; how: mode, env, cwd, log. Returns its pid."""
+    async def start(
+        self,
+        key: str,
+        node: int,
+        argv: list[str],
+        *,
+        mode: str,
+        env: dict[str, str],
+        cwd: str,
+        log: str,
+    ) -> int:
+        """Start a process. Returns its pid."""
 
 
 def rank_key(rank: int, incarnation: int) -> str:
@@ -71,6 +80,7 @@ class Ranks:
         self._holds = holds
         self._states = {rank: _State() for rank in range(job.world_size)}
         self._lost_nodes: set[int] = set()
+        self._given_up: set[int] = set()
         self._closing = False
         self._restarts: set[asyncio.Task[None]] = set()
         self.tail = Tail(feed)
@@ -185,8 +195,18 @@ class Ranks:
             self.finished.set()
 
     def _check_finished(self) -> None:
-        if not any(state.running or state.pending for state in self._states.values()):
+        awaited = [s for rank, s in self._states.items() if rank not in self._given_up]
+        if not any(state.running or state.pending for state in awaited):
             self.finished.set()
+
+    def give_up(self, ranks: Iterable[int]) -> None:
+        """Expect no end of these ranks: a fault has stopped them for good."""
+        self._given_up.update(ranks)
+        self._check_finished()
+
+    def stopped_keys(self) -> set[str]:
+        """Give the keys of the processes that a fault has stopped for good."""
+        return {key for rank in self._given_up if (key := self.key_of(rank)) is not None}
 
     def lose_node(self, node: int) -> None:
         """Restart nothing on this node from now on: it is gone for good."""

@@ -119,7 +119,8 @@ class Tail:
 
     def read_all(self) -> bool:
         """Read whatever is new now. Returns whether there was anything."""
-        return any([file.read_new(self._feed) for file in self._files.values()])
+        read = [file.read_new(self._feed) for file in self._files.values()]
+        return any(read)
 
     async def run(self) -> None:
         """Read for ever; polling, since a rank's file may lie where inotify does not reach."""

@@ -1,0 +1,19 @@
+"""Reports: what a run came to, written whole or not at all, and the table at the end."""
+
+from chaoslab.report.again import judge_again
+from chaoslab.report.data import SCHEMA_VERSION, report_data
+from chaoslab.report.summary import summary
+from chaoslab.report.table import explain, terminal_table
+from chaoslab.report.values import Report
+from chaoslab.report.writing import write_report
+
+__all__ = [
+    "SCHEMA_VERSION",
+    "Report",
+    "explain",
+    "judge_again",
+    "report_data",
+    "summary",
+    "terminal_table",
+    "write_report",
+]

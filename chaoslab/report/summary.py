@@ -1,0 +1,110 @@
+"""A report as Markdown. Everything that a job, a path or a kernel said is escaped."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from chaoslab.measure import number
+from chaoslab.report.text import block, code, escaped
+
+Data = Mapping[str, Any]
+
+
+def summary(data: Data) -> str:
+    """Give summary.md for the content of a report.json."""
+    parts = [
+        f"# {escaped(data['verdict'])}: {escaped(data['name'])}",
+        _head(data),
+        _list("In doubt", data["doubts"]),
+        _judgements(data),
+        *(_fault(fault, data) for fault in data["injections"]),
+        _figures("The whole run", data, None),
+        _list("Notes", data["notes"]),
+        _replay(data),
+        "## Scenario\n\n" + block(data["scenario"]["code"], "python"),
+        _versions(data),
+    ]
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def figure_text(figure: Data) -> str:
+    """Give a measurement's value with its unit, `-` where there is none."""
+    if figure["value"] is None:
+        return "-"
+    return "never" if figure["value"] == "never" else number(figure["value"], figure["unit"])
+
+
+def _head(data: Data) -> str:
+    durations = data["durations"]
+    lines = [
+        f"- Run {code(data['run_id'])}, seed {data['seed']}, written {escaped(data['written_at'])}",
+        f"- Took {durations['wall_s']:g} s in all, {durations['run_s']:g} s of it the run",
+        f"- Twin: {escaped(data['twin']['source'])}",
+        "- Files: [report.json](report.json), [history.jsonl](history.jsonl), [logs](logs)",
+    ]
+    return "\n".join(lines)
+
+
+def _list(title: str, items: Iterable[str]) -> str:
+    lines = [f"- {escaped(item)}" for item in items]
+    return f"## {title}\n\n" + "\n".join(lines) if lines else ""
+
+
+def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """Escape the pipes that are not: in a table also those within a code span. Source: GFM."""
+    return re.sub(r"(?<!\\)\|", r"\\|", text)
+
+
+def _judgements(data: Data) -> str:
+    rows = []
+    for one in data["judgements"]:
+        place = "" if one["injection"] is None else str(one["injection"])
+        rows.append((one["verdict"], code(one["bound"]), place, escaped(one["message"])))
+    return "## Bounds\n\n" + _table(("verdict", "bound", "fault", "what was found"), rows)
+
+
+def _fault(fault: Data, data: Data) -> str:
+    on = f" on {code(fault['on'])}" if fault["on"] else ""
+    at = f" at {code(fault['at'])}" if fault["at"] else ""
+    title = f"## Fault {fault['index']}: {code(fault['fault'])}{on}{at}"
+    rows = [
+        (f"{event['at_s']:.3f} s", escaped(event["kind"]), code(_fields(event["fields"])))
+        for event in fault["events"]
+    ]
+    told = _table(("at", "event", "evidence"), rows) if rows else "It was never injected."
+    return f"{title}\n\n{told}\n\n" + _figure_table(data, fault["index"])
+
+
+def _fields(fields: Data) -> str:
+    text = ", ".join(f"{name}={value}" for name, value in fields.items())
+    return text if len(text) <= 600 else text[:597] + "..."  # noqa: PLR2004 - history has it all
+
+
+def _figures(title: str, data: Data, injection: int | None) -> str:
+    return f"## {title}\n\n" + _figure_table(data, injection)
+
+
+def _figure_table(data: Data, injection: int | None) -> str:
+    rows = []
+    for figure in data["measurements"]:
+        if figure["injection"] != injection:
+            continue
+        lack = f"missing: {figure['missing']}" if figure["missing"] else ""
+        rows.append((code(figure["name"]), figure_text(figure), escaped(figure["how"] or lack)))
+    return _table(("measured", "value", "taken from"), rows)
+
+
+def _replay(data: Data) -> str:
+    return "## Run it again\n\n" + block(data["replay"], "sh") if data["replay"] else ""
+
+
+def _versions(data: Data) -> str:
+    rows = [(escaped(name), code(version)) for name, version in data["versions"].items()]
+    return "## Made with\n\n" + _table(("part", "version"), rows)

@@ -1,0 +1,51 @@
+"""What a training job uses to survive: usable without the rest of chaoslab.
+
+Names are imported when first used, so that the store's process never imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from chaoslab.resilience.backoff import Backoff
+    from chaoslab.resilience.breaker import CIRCUIT_OPEN_STATUS, CircuitBreaker
+    from chaoslab.resilience.checkpoint import AtomicCheckpointManager
+    from chaoslab.resilience.client import StoreClient
+    from chaoslab.resilience.errors import CircuitOpen
+    from chaoslab.resilience.runner import FaultTolerantRunner, Limits, Task
+    from chaoslab.resilience.torch_store import TorchStore
+
+_MODULES = {
+    "AtomicCheckpointManager": "checkpoint",
+    "Backoff": "backoff",
+    "CIRCUIT_OPEN_STATUS": "breaker",
+    "CircuitBreaker": "breaker",
+    "CircuitOpen": "errors",
+    "FaultTolerantRunner": "runner",
+    "Limits": "runner",
+    "StoreClient": "client",
+    "Task": "runner",
+    "TorchStore": "torch_store",
+}
+
+__all__ = [
+    "CIRCUIT_OPEN_STATUS",
+    "AtomicCheckpointManager",
+    "Backoff",
+    "CircuitBreaker",
+    "CircuitOpen",
+    "FaultTolerantRunner",
+    "Limits",
+    "StoreClient",
+    "Task",
+    "TorchStore",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name when it is first used. Raises: AttributeError."""
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

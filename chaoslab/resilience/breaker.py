@@ -1,0 +1,59 @@
+"""CircuitBreaker: when to give up. Pure: it is told the time, it waits for nothing."""
+
+from __future__ import annotations
+
+from typing import Final
+
+CIRCUIT_OPEN_STATUS: Final = 75
+"""Exit status of a rank that has given up: a scheduler should not restart it as it is.
+
+Source: sysexits.h, EX_TEMPFAIL.
+"""
+
+
+class CircuitBreaker:
+    """Counts the failures and the downtime of one job; open means: give up.
+
+    patience_s: longest downtime, from the first failure until steps complete again. attempts:
+    most failures in a row without a step beyond the highest one: a rejoin by itself is no
+    progress, or a crash at the same step would be retried for ever.
+    """
+
+    def __init__(self, *, patience_s: float, attempts: int) -> None:
+        if patience_s <= 0 or attempts < 1:
+            raise ValueError(
+                f"CircuitBreaker(patience_s={patience_s}, attempts={attempts}): "
+                "want patience_s > 0 and attempts >= 1"
+            )
+        self.patience_s = patience_s
+        self.attempts = attempts
+        self.failures = 0
+        self._down_since_s: float | None = None
+        self._highest_step = -1
+
+    def failed(self, now_s: float) -> None:
+        """Note a failure; downtime begins with the first one."""
+        self.failures += 1
+        if self._down_since_s is None:
+            self._down_since_s = now_s
+
+    def stepped(self, step: int) -> None:
+        """Note a completed step: downtime ends; a new highest step also clears the failures."""
+        self._down_since_s = None
+        if step > self._highest_step:
+            self._highest_step = step
+            self.failures = 0
+
+    def left_s(self, now_s: float) -> float:
+        """Give what is left of the patience in seconds, never below 0."""
+        if self._down_since_s is None:
+            return self.patience_s
+        return max(0.0, self._down_since_s + self.patience_s - now_s)
+
+    def reason(self, now_s: float) -> str | None:
+        """Say why the circuit is open, or give None while it is closed."""
+        if self.failures > self.attempts:
+            return f"{self.failures} failures without a new step: want at most {self.attempts}"
+        if self._down_since_s is not None and self.left_s(now_s) <= 0:
+            return f"down for {now_s - self._down_since_s:.1f} s: want at most {self.patience_s} s"
+        return None

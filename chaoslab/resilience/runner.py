@@ -1,0 +1,339 @@
+"""FaultTolerantRunner: runs a training task to its end through lost peers, cuts and restarts.
+
+One life of a generation: all ranks join it, restore the newest checkpoint that all of them have,
+and train. When a peer is lost, the rank tears its group down, waits a little, checks its own
+health, and begins the next life. The number of ranks is fixed. What is no communication failure
+is the user's error, and is raised at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import threading
+import time
+import uuid
+from typing import Any, NoReturn, Protocol
+
+from chaoslab import probe
+from chaoslab.resilience import failures, health, rendezvous, state
+from chaoslab.resilience.backoff import Backoff
+from chaoslab.resilience.breaker import CIRCUIT_OPEN_STATUS, CircuitBreaker
+from chaoslab.resilience.checkpoint import AtomicCheckpointManager
+from chaoslab.resilience.client import StoreClient
+from chaoslab.resilience.errors import (
+    CheckpointError,
+    CircuitOpen,
+    GroupLost,
+    RendezvousFailed,
+    StoreError,
+)
+from chaoslab.resilience.group import Group
+
+FINISHED_KEY = "finished"
+
+
+class Task(Protocol):
+    """What the runner trains: implement these and give it to `FaultTolerantRunner.run`."""
+
+    def reset(self) -> None:
+        """Put model, optimizer and random states to what they are before the first step."""
+
+    def attach(self) -> None:
+        """Wrap the model in DDP, on the default process group."""
+
+    def detach(self) -> None:
+        """Drop every reference to DDP; called twice it does no harm."""
+
+    def step(self, step: int) -> float:
+        """Do one step (1-based) and give its loss."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Give all state but the random states, loadable with weights_only=True."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Put back what `state_dict` gave."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Limits:
+    """The runner's time limits, in seconds, and its number of attempts.
+
+    timeout_s: of every collective and store call; a silent peer is noticed after it. patience_s:
+    downtime from the first notice until steps complete again; then the circuit opens. attempts:
+    failures in a row without a new step. start_patience_s: how long the first start waits for
+    all ranks. teardown_s, exit_s: limits for destroying a group and for leaving the process.
+    failed_saves: failed saves in a row that training goes on through.
+    """
+
+    timeout_s: float = 10.0
+    patience_s: float = 60.0
+    attempts: int = 10
+    start_patience_s: float = 120.0
+    teardown_s: float = 5.0
+    exit_s: float = 3.0
+    failed_saves: int = 3
+
+
+class FaultTolerantRunner:
+    """Runs a task on a fixed number of ranks through failures, until its last step.
+
+    client: the store. rank, world_size: this process's place. checkpoints: where state is kept.
+    save_every_steps: how often; the last step is always saved. incarnation: how often this rank
+    has been restarted; a restarted rank waits for patience_s, not for start_patience_s.
+    """
+
+    def __init__(
+        self,
+        *,
+        client: StoreClient,
+        rank: int,
+        world_size: int,
+        checkpoints: AtomicCheckpointManager,
+        save_every_steps: int,
+        limits: Limits | None = None,
+        backoff: Backoff | None = None,
+        incarnation: int = 0,
+    ) -> None:
+        self.limits = limits or Limits()
+        self.rank, self.world_size = rank, world_size
+        self.incarnation = incarnation
+        self.save_every_steps = save_every_steps
+        self._client, self.checkpoints = client, checkpoints
+        self._backoff = backoff or Backoff(seed=rank)
+        self._breaker = CircuitBreaker(
+            patience_s=self.limits.patience_s, attempts=self.limits.attempts
+        )
+        self._process = uuid.uuid4().hex
+        self._group: Group | None = None
+        self._number = 0
+        self._failed_saves = 0
+        self._refused: list[str] = []
+        self._own_interface = "GLOO_SOCKET_IFNAME" not in os.environ
+
+    def run(self, task: Task, *, steps: int) -> None:
+        """Train until this many steps are done; on return the task holds the final state.
+
+        Raises: CircuitOpen (a SystemExit with status 75) when the job gives up; whatever the
+        task raises that is no communication failure.
+        """
+        probe.emit("rank_started", pid=os.getpid(), world_size=self.world_size)
+        while (failure := self._live(task, steps)) is not None:
+            self._breaker.failed(time.monotonic())
+            probe.emit("failure_seen", generation=self._number, **dataclasses.asdict(failure))
+            with contextlib.suppress(StoreError, RendezvousFailed):
+                if self._number and failure.is_news:
+                    rendezvous.advance(self._client, self._number, timeout_s=0.5)
+            self._tear_down(task)
+            self._recover()
+        self._tear_down(task)
+
+    def _live(self, task: Task, steps: int) -> failures.Failure | None:
+        """Live one generation; None when the last step is done and all ranks may leave."""
+        try:
+            if self._is_finished(task):
+                return None
+            generation = self._join()
+            self._group = self._connect(generation)
+            self._train(task, generation, steps)
+            self._leave(steps)
+        except Exception as error:
+            failure = failures.of(error, self._group)
+            if failure is None:
+                self._cut()
+                raise
+            return failure
+        except BaseException:
+            self._cut()  # peers need not wait out their timeout for a rank that is leaving
+            raise
+        return None
+
+    def _join(self) -> rendezvous.Generation:
+        member = self._member()
+        first = self._number == 0 and self.incarnation == 0
+        now_s = time.monotonic()
+        patience_s = self.limits.start_patience_s if first else self._breaker.left_s(now_s)
+        try:
+            return rendezvous.join(
+                self._client,
+                member,
+                world_size=self.world_size,
+                after=self._number,
+                patience_s=patience_s,
+            )
+        except rendezvous.CircuitOpenedElsewhere as error:
+            self._give_up(f"another rank gave up: {error}", tell=False)
+        except (RendezvousFailed, StoreError) as error:
+            self._give_up(str(error))
+
+    def _member(self) -> rendezvous.Member:
+        """Survey the checkpoints and make this rank's entry."""
+        survey = self.checkpoints.survey()
+        self._refused = [item.reason for item in survey.refused]
+        return rendezvous.Member(
+            rank=self.rank,
+            process=self._process,
+            incarnation=self.incarnation,
+            steps=survey.steps,
+            address=health.address_towards(self._client.address),
+        )
+
+    def _connect(self, generation: rendezvous.Generation) -> Group:
+        self._number = generation.number
+        address = health.address_towards(self._client.address)
+        interface = health.interface_of(address) if address else None
+        if self._own_interface and interface is not None:
+            # Else gloo resolves the host's name, which may give an address of another network.
+            os.environ["GLOO_SOCKET_IFNAME"] = interface
+        group = Group(
+            self._client,
+            number=generation.number,
+            rank=self.rank,
+            world_size=self.world_size,
+            timeout_s=self.limits.timeout_s,
+        )
+        probe.emit("group_ready", generation=generation.number, world_size=self.world_size)
+        return group
+
+    def _train(self, task: Task, generation: rendezvous.Generation, steps: int) -> None:
+        group = self._present_group()
+        step = self._restore(task, generation.restore_step)
+        while step < steps:
+            group.raise_if_lost()
+            loss = task.step(step + 1)
+            step += 1
+            probe.emit("step", step=step, loss=loss)
+            self._breaker.stepped(step)
+            if step % self.save_every_steps == 0 or step == steps:
+                self._save(task, step)
+
+    def _restore(self, task: Task, step: int | None) -> int:
+        """Bring the task to a checkpoint, or to its beginning; give the steps done by then."""
+        saved = None if step is None else self.checkpoints.load(step)
+        task.reset()
+        if saved is not None:
+            task.load_state_dict(saved["task"])
+        if self._group is not None:
+            task.attach()
+        if saved is not None:  # last, since building DDP may draw random numbers
+            state.set_random_states(saved["random"])
+        probe.emit("restored", step=step or 0, refused=self._refused)
+        return step or 0
+
+    def _save(self, task: Task, step: int) -> None:
+        """Save; a failed save is survived a few times in a row. Raises: CheckpointError."""
+        group = self._present_group()
+        content = {"task": task.state_dict(), "random": state.random_states()}
+        attempt = f"g{self._number}-{self._run_name()}"
+        try:
+            self.checkpoints.save(step, content, attempt=attempt, should_stop=group.check)
+        except CheckpointError as error:
+            if group.check() is not None:
+                raise GroupLost(f"{group.lost} (while saving step {step})") from error
+            self._failed_saves += 1
+            probe.emit(
+                "save_failed", step=step, error_type=type(error).__name__, message=str(error)
+            )
+            if self._failed_saves > self.limits.failed_saves:
+                raise
+        else:
+            self._failed_saves = 0
+
+    def _leave(self, steps: int) -> None:
+        """Wait until every rank has done its last step, so that none dies of another's leaving.
+
+        When a rank was lost at the very end, its replacement moves the generation on, and the
+        others come back to help it. When none comes, this rank's work is done all the same.
+        """
+        group, known = self._present_group(), str(self._number).encode()
+        keys = [f"exit/{self._number}/{rank}" for rank in range(self.world_size)]
+        try:
+            self._client.set(keys[self.rank], b"1")
+            value = self._client.wait_change(
+                rendezvous.GENERATION_KEY, known, or_all=keys, timeout_s=self.limits.patience_s
+            )
+        except StoreError as error:
+            probe.emit("exit_alone", message=str(error))
+            value = None
+        if value not in (None, known):
+            raise GroupLost("the generation has moved on at the exit barrier")
+        group.finish()
+        if value == known:
+            with contextlib.suppress(StoreError):
+                self._client.set(FINISHED_KEY, str(steps).encode())
+
+    def _is_finished(self, task: Task) -> bool:
+        """Tell whether the others have finished and left; then only load the final state."""
+        if self.incarnation == 0:
+            return False
+        try:
+            value = self._client.get(FINISHED_KEY, timeout_s=self.limits.timeout_s)
+        except StoreError:
+            return False
+        if value is None:
+            return False
+        self._restore(task, int(value))
+        return True
+
+    def _tear_down(self, task: Task) -> None:
+        task.detach()
+        if self._group is None:
+            return
+        done = self._group.close(deadline_s=self.limits.teardown_s)
+        self._group = None
+        probe.emit("torn_down", generation=self._number, ok=done)
+        if not done:
+            self._give_up(f"the group was not destroyed within {self.limits.teardown_s} s")
+
+    def _recover(self) -> None:
+        """Back off, then check this node's health, until it is fit or the circuit opens."""
+        attempt = max(self._breaker.failures - 1, 0)
+        while True:
+            reason = self._breaker.reason(time.monotonic())
+            if reason is not None:
+                self._give_up(reason)
+            left_s = self._breaker.left_s(time.monotonic())
+            wait_s = min(self._backoff.wait_s(attempt), left_s)
+            probe.emit("backoff", attempt=attempt, wait_s=round(wait_s, 6))
+            time.sleep(wait_s)
+            found = health.check(self._client, timeout_s=min(self.limits.timeout_s, left_s + 0.1))
+            probe.emit("health_checked", **dataclasses.asdict(found))
+            if found.ok:
+                return
+            attempt += 1
+
+    def _give_up(self, reason: str, *, tell: bool = True) -> NoReturn:
+        """Open the circuit: tell the others, destroy the group, leave. Raises: CircuitOpen."""
+        probe.emit("circuit_opened", reason=reason)
+        guard = threading.Timer(self.limits.exit_s + self.limits.teardown_s, _leave_now)
+        guard.daemon = True
+        guard.start()
+        if tell:
+            with contextlib.suppress(StoreError):
+                rendezvous.open_circuit(
+                    self._client, reason, timeout_s=min(1.0, self.limits.exit_s)
+                )
+        if self._group is not None and not self._group.close(deadline_s=self.limits.teardown_s):
+            _leave_now()  # a thread stuck in torch could hold up the interpreter's own end
+        raise CircuitOpen(reason, CIRCUIT_OPEN_STATUS)
+
+    def _run_name(self) -> str:
+        """Give a name that all ranks of this store's job share and no other job has."""
+        mine = uuid.uuid4().hex[:8].encode()
+        held = self._client.compare_set("run", b"", mine, timeout_s=self.limits.timeout_s)
+        return held.decode()
+
+    def _present_group(self) -> Group:
+        if self._group is None:
+            raise GroupLost("no group has been joined")
+        return self._group
+
+    def _cut(self) -> None:
+        if self._group is not None:
+            self._group.cut()
+
+
+def _leave_now() -> None:
+    probe.emit("rank_exited", status=CIRCUIT_OPEN_STATUS, forced=True)
+    os._exit(CIRCUIT_OPEN_STATUS)

@@ -1,0 +1,101 @@
+"""Signals to the caller, and the death of the caller or of the guardian: nothing is left."""
+
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import (
+    LIMIT_S,
+    GuestProcess,
+    alive,
+    command,
+    descendants,
+    environment,
+    leavings,
+    wait_until,
+)
+
+Start = Callable[..., GuestProcess]
+CLEANS_UP = """
+echo up
+trap 'echo cleaning; echo done > cleaned; exit 7' INT TERM
+while :; do sleep 0.1; done
+"""
+DEAF = "trap '' INT TERM; echo up; while :; do sleep 0.1; done"
+GONE_LIMIT_S = 3.0
+
+
+def gone(process: GuestProcess, family: set[int]) -> Callable[[], bool]:
+    """Say whether nothing of a guest is left: no process, no file."""
+    return lambda: not alive(family - {process.pid}) and not leavings(process)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_reaches_the_command(start: Start, tmp_path: Path, number: int) -> None:
+    """A signal to the caller is one to the command, which cleans up and is still heard."""
+    process = start("sh", "-c", CLEANS_UP)
+    family = descendants(process.pid)
+    process.send_signal(number)
+    out, err = process.communicate(timeout=LIMIT_S)
+    assert (out, err, process.returncode) == (b"cleaning\n", b"", 7)
+    assert (tmp_path / "cleaned").read_text() == "done\n"
+    assert gone(process, family)()
+
+
+def test_a_second_interrupt_halts_the_guest(start: Start) -> None:
+    """A command that ignores SIGINT ends at the second one, with status 130."""
+    process = start("sh", "-c", DEAF)
+    family = descendants(process.pid)
+    while process.poll() is None:  # two pending signals of one kind are one
+        process.send_signal(signal.SIGINT)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.3)
+    assert process.returncode == 130
+    assert gone(process, family)()
+
+
+@pytest.mark.parametrize("script", [CLEANS_UP, DEAF], ids=["polite", "deaf"])
+def test_a_killed_caller_leaves_nothing(start: Start, tmp_path: Path, script: str) -> None:
+    """After SIGKILL of the caller the guest ends by itself, its command first asked politely."""
+    process = start("sh", "-c", script)
+    family = descendants(process.pid)
+    assert len(family) > 3
+    process.kill()
+    took_s = wait_until(gone(process, family), "the guest to end after its caller")
+    assert took_s < GONE_LIMIT_S
+    assert (tmp_path / "cleaned").exists() == (script == CLEANS_UP)
+
+
+def test_a_caller_killed_during_the_boot_leaves_nothing(tmp_path: Path) -> None:
+    """A guest whose caller dies before the command runs ends as well."""
+    process = subprocess.Popen(
+        command("touch", "too-late"), cwd=tmp_path, env=environment(), stdin=subprocess.DEVNULL
+    )
+    wait_until(lambda: bool(leavings(process)), "the guest to begin its boot")
+    family = descendants(process.pid)
+    process.kill()
+    process.wait(LIMIT_S)
+    took_s = wait_until(gone(process, family), "the guest to end after its caller")
+    assert took_s < GONE_LIMIT_S
+    assert not (tmp_path / "too-late").exists()
+
+
+def command_line(pid: int) -> str:
+    """Give a process's arguments."""
+    return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def test_a_killed_guardian_takes_the_kernel_with_it(start: Start) -> None:
+    """SIGKILL of the guardian ends the kernel, and the caller says that the kernel is gone."""
+    process = start("sh", "-c", "echo up; exec sleep 1000")
+    family = descendants(process.pid)
+    guardian = next(pid for pid in family if "guardian.py" in command_line(pid))
+    os.kill(guardian, signal.SIGKILL)
+    _, err = process.communicate(timeout=LIMIT_S)
+    assert process.returncode == 125
+    assert b"ended during the command" in err
+    wait_until(gone(process, family), "what was killed to be gone")

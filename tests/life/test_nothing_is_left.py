@@ -1,0 +1,136 @@
+"""A run leaves nothing behind, however and whenever it ends."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from chaoslab.cluster.scratch import PREFIX, scratch_directory, sweep
+
+PHASES = ["nodes_ready", "step", "effective", "healed", "run_ended"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_killed_pytest_leaves_nothing_within_5_s(watch, phase, number) -> None:
+    """SIGKILL or SIGINT at any phase: 5 s later no process and no temporary file is left."""
+    watched = watch()
+    watched.wait_for(phase)
+    assert watched.processes()
+    os.kill(watched.process.pid, number)
+    watched.process.wait(timeout=30)
+    watched.wait_clean()
+
+
+def test_a_run_that_ends_by_itself_leaves_nothing_but_its_report(watch) -> None:
+    """The healthy twin: it passes, and only the report is there."""
+    watched = watch()
+    out, _ = watched.process.communicate(timeout=120)
+    assert watched.process.returncode == 0, out.decode()
+    watched.wait_clean()
+    (report,) = watched.reports.iterdir()
+    assert json.loads((report / "report.json").read_text())["verdict"] == "PASSED"
+
+
+def test_two_runs_side_by_side_do_not_disturb_each_other(watch) -> None:
+    """Both pass, each in nodes and addresses of its own."""
+    both = [watch("one"), watch("two")]
+    for watched in both:
+        out, _ = watched.process.communicate(timeout=200)
+        assert watched.process.returncode == 0, out.decode()
+        watched.wait_clean()
+
+
+def host_state() -> dict[str, str]:
+    """Give the host's links, addresses, routes, rules, qdiscs and mounts, less counters."""
+    commands = {
+        "links": ["ip", "-o", "link"],
+        "addresses": ["ip", "-o", "addr"],
+        "routes": ["ip", "route", "show", "table", "all"],
+        "rules": ["ip", "rule"],
+        "qdiscs": ["tc", "qdisc"],
+        "named namespaces": ["ip", "netns"],
+    }
+    state = {
+        name: subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        for name, command in commands.items()
+    }
+    return state | {"mounts": Path("/proc/self/mounts").read_text()}
+
+
+def test_the_hosts_own_network_is_never_touched(watch) -> None:
+    """Links, addresses, routes, qdiscs and mounts of the host are the same, also during a run."""
+    before = host_state()
+    watched = watch()
+    for phase in PHASES[:4]:
+        watched.wait_for(phase)
+        assert host_state() == before, f"at {phase}"
+    watched.process.communicate(timeout=120)
+    watched.wait_clean()
+    assert host_state() == before
+
+
+def test_the_comparison_of_the_host_would_see_a_change() -> None:
+    """The planted change: in a namespace of its own, one more qdisc makes the state differ."""
+    script = "ip link set lo up; tc qdisc; tc qdisc add dev lo root pfifo; tc qdisc"
+    seen = subprocess.run(
+        ["unshare", "-n", "sh", "-c", script], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert len(set(seen)) > 1
+
+
+def test_a_sweep_removes_what_a_crash_of_the_machine_left(tmp_path, monkeypatch) -> None:
+    """An unlocked scratch directory and a half-written report go; a run that lives stays."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    reports = tmp_path / "reports"
+    (reports / ".gone.partial").mkdir(parents=True)
+    (reports / ".alive.partial").mkdir()
+    (reports / "kept").mkdir()
+    stale = tmp_path / f"{PREFIX}gone"
+    stale.mkdir()
+    (stale / "lock").touch()
+    foreign = tmp_path / f"{PREFIX}without-a-lock"
+    foreign.mkdir()
+    with scratch_directory("alive", owner=None) as scratch:
+        removed = sweep(reports)
+        assert scratch.root.exists()
+        assert (reports / ".alive.partial").exists()
+    assert set(removed) == {stale, reports / ".gone.partial"}
+    assert foreign.exists()
+    assert (reports / "kept").exists()
+    assert not scratch.root.exists()
+
+
+def test_a_killed_lab_takes_its_whole_run_with_it(watch) -> None:
+    """SIGKILL of the run's first process: the kernel ends the rest, and pytest says so."""
+    watched = watch()
+    watched.wait_for("step")
+    lab = [line.split()[0] for line in watched.processes() if "cluster.server" in line]
+    # The lab is the only forked server that is the child of a forked server.
+    parents = {pid: Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1]
+               for pid in lab}  # fmt: skip
+    first = next(pid for pid in lab if parents.get(parents[pid]) in parents)
+    os.kill(int(first), signal.SIGKILL)
+    out, _ = watched.process.communicate(timeout=60)
+    assert watched.process.returncode == 1
+    assert b"HarnessError" in out or b"ClusterError" in out
+    assert b"PASSED" not in out
+    watched.wait_clean()
+
+
+def test_cleanup_by_hand_says_what_it_did(tmp_path) -> None:
+    """`chaoslab cleanup` removes what is stale and names it; a second time there is nothing."""
+    stale = tmp_path / f"{PREFIX}stale"
+    stale.mkdir()
+    (stale / "lock").touch()
+    command = [Path(os.sys.executable).parent / "chaoslab", "cleanup"]
+    env = os.environ | {"TMPDIR": str(tmp_path)}
+    outputs = [
+        subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    assert str(stale) in outputs[0]
+    assert outputs[1] == "nothing was left behind\n"

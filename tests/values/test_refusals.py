@@ -1,0 +1,176 @@
+"""Bad input is refused before anything starts, in the form: what was given: what is wanted."""
+
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from chaoslab import (
+    Injection,
+    InvalidScenario,
+    Job,
+    Options,
+    Scenario,
+    after,
+    agent_of,
+    at_step,
+    between,
+    bounds,
+    during_save,
+    everywhere,
+    faults,
+    node,
+    on_event,
+    on_failure,
+    rank,
+    ranks,
+    store,
+    when_healed,
+    while_recovering,
+)
+from chaoslab.options import from_environment
+from chaoslab.scenario import check_files
+
+JOB = Job(script="examples/charlm.py", nodes=4, steps=100)
+KILL = Injection(fault=faults.Kill(), on=rank(1), at=at_step(10))
+FORM = re.compile(r"^\S.*: .*want .+", re.DOTALL)
+
+
+def scenario(*injections, job=JOB, promises=None):
+    return Scenario(job=job, schedule=injections, bounds=promises or [bounds.recovers_within(12)])
+
+
+BAD_FAULTS = [
+    lambda: faults.PacketLoss(ratio=20),
+    lambda: faults.PacketLoss(ratio=0),
+    lambda: faults.PacketLoss(ratio=-0.1),
+    lambda: faults.PacketLoss(ratio=math.nan),
+    lambda: faults.PacketLoss(ratio=True),
+    lambda: faults.PacketLoss(ratio="0.2"),
+    lambda: faults.PacketLoss(ratio=0.2, correlation_ratio=1.5),
+    lambda: faults.PacketLoss(ratio=0.2, duration_s=0),
+    lambda: faults.PacketLoss(ratio=0.2, duration_s=-3),
+    lambda: faults.PacketLoss(ratio=0.2, duration_s=math.inf),
+    lambda: faults.PacketLoss(ratio=0.2, direction="sideways"),
+    lambda: faults.PacketLoss(ratio=0.2, ports=(0,)),
+    lambda: faults.PacketLoss(ratio=0.2, ports=(65536,)),
+    lambda: faults.PacketLoss(ratio=0.2, to=(-1,)),
+    lambda: faults.BurstLoss(enter_ratio=0, leave_ratio=0.5),
+    lambda: faults.FourStateLoss(p13=2),
+    lambda: faults.Delay(delay_s=0),
+    lambda: faults.Delay(delay_s=1, jitter_s=-1),
+    lambda: faults.Delay(delay_s=1e6),
+    lambda: faults.Delay(delay_s=1, distribution="bell"),
+    lambda: faults.Delay(delay_s=1, distribution=()),
+    lambda: faults.Delay(delay_s=1, distribution=(40000,)),
+    lambda: faults.Reordering(ratio=0.5, delay_s=0.1, gap=0),
+    lambda: faults.RateLimit(rate_bytes_per_s=0),
+    lambda: faults.Slots(),
+    lambda: faults.Slots(min_delay_s=0.2, max_delay_s=0.1),
+    lambda: faults.Slots(distribution="normal"),
+    lambda: faults.Combined(parts=(faults.PacketLoss(ratio=0.1),)),
+    lambda: faults.Combined(parts=(faults.PacketLoss(ratio=0.1), faults.PacketLoss(ratio=0.2))),
+    lambda: faults.Flapping(down_s=0, up_s=1),
+    lambda: faults.Partition(groups=((0, 1),)),
+    lambda: faults.Partition(groups=((0, 1), (1, 2))),
+    lambda: faults.Kill(duration_s=3),
+    lambda: faults.ConnectionReset(duration_s=3),
+    lambda: faults.NodeLoss(duration_s=3),
+    lambda: faults.Signal(signal=900),
+]
+
+BAD_SCENARIOS = [
+    lambda: Scenario(job=JOB, schedule=[], bounds=[]),
+    lambda: scenario(Injection(fault=faults.Kill(), on=rank(4), at=at_step(10))),
+    lambda: scenario(Injection(fault=faults.Kill(), on=rank(-1), at=at_step(10))),
+    lambda: scenario(Injection(fault=faults.LinkDown(), on=node(4), at=at_step(10))),
+    lambda: scenario(Injection(fault=faults.Kill(), on=ranks(5), at=at_step(10))),
+    lambda: scenario(Injection(fault=faults.Kill(), on=ranks(0), at=at_step(10))),
+    lambda: scenario(Injection(fault=faults.SilentDrop(to=(7,)), on=node(1), at=at_step(10))),
+    lambda: scenario(Injection(fault=faults.SilentDrop(), on=between(1, 1), at=at_step(10))),
+    lambda: scenario(Injection(fault=faults.LinkDown(), on=between(1, 2), at=at_step(10))),
+    lambda: scenario(Injection(fault=faults.LinkDown(), on=agent_of(1), at=at_step(10))),
+    lambda: scenario(Injection(fault=faults.NodeLoss(), on=store(), at=at_step(10))),
+    lambda: scenario(
+        Injection(fault=faults.Partition(groups=((0,), (1,))), on=node(0), at=at_step(10))
+    ),
+    lambda: scenario(
+        Injection(fault=faults.Partition(groups=((0,), (9,))), on=everywhere(), at=at_step(10))
+    ),
+    lambda: scenario(Injection(fault=faults.Kill(), on=rank(1), at=at_step(100))),
+    lambda: scenario(Injection(fault=faults.Kill(), on=rank(1), at=at_step(0))),
+    lambda: scenario(Injection(fault=faults.Kill(), on=rank(1), at=after(-1))),
+    lambda: scenario(Injection(fault=faults.Kill(), on=rank(1), at=after(1e9))),
+    lambda: scenario(Injection(fault=faults.Kill(), on=rank(1), at=during_save(nth=1))),
+    lambda: scenario(Injection(fault=faults.Kill(), on=rank(1), at=during_save(nth=0, at=3))),
+    lambda: scenario(Injection(fault=faults.Kill(), on=rank(1), at=during_save(nth=2, at=0))),
+    lambda: scenario(Injection(fault=faults.Kill(), on=rank(1), at=during_save(nth=2, at=1.5))),
+    lambda: scenario(Injection(fault=faults.Kill(), on=node(1), at=during_save(nth=2))),
+    lambda: scenario(Injection(fault=faults.Kill(), on=rank(1), at=on_event("explosion"))),
+    lambda: scenario(Injection(fault=faults.Kill(), on=rank(1), at=on_event("step", nth=0))),
+    lambda: scenario(Injection(fault=faults.Kill(), on=rank(1), at=when_healed(0))),
+    lambda: scenario(Injection(fault=faults.Kill(), on=rank(1), at=while_recovering())),
+    lambda: Injection(fault="kill", on=rank(1), at=at_step(1)),
+    lambda: Injection(fault=faults.Kill(), on=1, at=at_step(1)),
+    lambda: Injection(fault=faults.Kill(), on=rank(1), at=50),
+    lambda: Job(script="x.py", nodes=0, steps=1),
+    lambda: Job(script="x.py", nodes=4, steps=-1),
+    lambda: Job(script="x.py", nodes=9999, steps=1),
+    lambda: Job(script="x.py", nodes=1, steps=1, limit_s=0),
+    lambda: on_failure(limit=-1),
+    lambda: on_failure(limit=1, delay_s=-1),
+    lambda: bounds.recovers_within(0),
+    lambda: bounds.recovers_within(-1),
+    lambda: scenario(
+        KILL, promises=[bounds.recovers_within(12), bounds.recovers_within(15)]
+    ),
+    lambda: scenario(
+        KILL, promises=[bounds.recovers_within(12), bounds.circuit_opens_within(30)]
+    ),
+    lambda: Options(backend="cloud"),
+    lambda: Options(kernel="windows"),
+    lambda: Options(repeat=0),
+    lambda: from_environment({"CHAOS_SEED": "seven"}),
+    lambda: check_files(scenario(job=Job(script="absent.py", nodes=1, steps=9)), Path.cwd()),
+]
+
+
+@pytest.mark.parametrize("make", BAD_FAULTS)
+def test_a_fault_out_of_range_is_refused_in_the_house_form(make) -> None:
+    """A fault that cannot be is refused where it is written, saying what is wanted."""
+    with pytest.raises(InvalidScenario, match=FORM):
+        make()
+
+
+@pytest.mark.parametrize("make", BAD_SCENARIOS)
+def test_a_scenario_that_cannot_be_is_refused_in_the_house_form(make) -> None:
+    """A scenario that cannot be is refused where it is written, saying what is wanted."""
+    with pytest.raises(InvalidScenario, match=FORM):
+        make()
+
+
+def test_a_percentage_is_answered_with_the_ratio_to_write() -> None:
+    """The commonest slip is answered with its mend."""
+    with pytest.raises(InvalidScenario, match=r"for 20 % write ratio=0\.20"):
+        faults.PacketLoss(ratio=20)
+
+
+GOOD = [
+    Injection(fault=faults.PacketLoss(ratio=1), on=rank(3), at=at_step(99)),
+    Injection(fault=faults.SilentDrop(to=(0,)), on=node(1), at=after(0)),
+    Injection(fault=faults.LinkDown(duration_s=1), on=store(), at=at_step(1)),
+    Injection(fault=faults.Kill(), on=ranks(4), at=on_event("save_begun", nth=2)),
+    Injection(fault=faults.Kill(), on=rank(0), at=during_save(nth=1, at=1)),
+    Injection(fault=faults.Stop(), on=store(), at=when_healed(2)),
+    Injection(fault=faults.Kill(), on=agent_of(0), at=while_recovering()),
+    Injection(fault=faults.Partition(groups=((0,), (1, 2))), on=everywhere(), at=at_step(5)),
+    Injection(fault=faults.Delay(delay_s=0.05), on=between(0, 3), at=at_step(5)),
+]
+
+
+def test_the_healthy_twins_are_taken() -> None:
+    """The same kinds of values, in range, make a scenario."""
+    made = scenario(*GOOD)
+    assert made.schedule == tuple(GOOD)
+    assert {"netem", "silent_drop", "link_down"} <= made.needs
