@@ -206,7 +206,7 @@ class FourStateLoss(NetemFault):
     @property
     def needs(self) -> tuple[str, ...]:
         """Names of the agent's capabilities that this fault needs."""
-        return (*super().needs, "netem_loss_state")
+        return (*super().needs, "netem_loss_state4")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

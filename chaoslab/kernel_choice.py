@@ -65,10 +65,13 @@ def uses_chaoslab(item: pytest.Item) -> bool:
 def needs_netem(item: pytest.Item) -> bool:
     """Tell whether a test needs netem, by its marker or by the scenarios of its module.
 
+    @pytest.mark.netem says that it does, @pytest.mark.netem(needed=False) that it does not.
+
     A module that calls `run` and names no scenario (they are drawn by @given) needs it.
     """
-    if item.get_closest_marker(_MARKER) is not None:
-        return True
+    marker = item.get_closest_marker(_MARKER)
+    if marker is not None:
+        return bool(marker.kwargs.get("needed", True))
     if not _runs_scenarios(item):
         return False
     found = list(_scenarios(item))

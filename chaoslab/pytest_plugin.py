@@ -38,6 +38,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Pass the options on as environment variables, which `chaoslab.run` reads."""
+    config.addinivalue_line(
+        "markers", "netem(needed=True): whether the test needs netem (chaoslab picks the kernel)"
+    )
     saved: dict[str, str | None] = {}
     for name in ("backend", "kernel", "seed", "reports", "repeat"):
         value = config.getoption(f"chaos_{name}")

@@ -221,7 +221,7 @@ class Injection:
                 raise InvalidScenario(f"Injection({field}={value!r}): want one of {fix}")
 
 
-def describe(value: object) -> str:
+def describe(value: object) -> str:  # noqa: C901, PLR0911  one case per kind
     """Give a fault, target or trigger as code to paste: only what differs from the defaults."""
     match value:
         case RankTarget(rank=index):

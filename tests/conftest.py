@@ -1,7 +1,5 @@
 """What all tests share: the nightly mark."""
 
-import pytest
-
 
 def pytest_addoption(parser):
     parser.addoption("--nightly", action="store_true", help="run the tests that take minutes too")

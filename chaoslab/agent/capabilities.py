@@ -8,17 +8,17 @@ import socket
 import time
 from typing import TYPE_CHECKING, Final
 
-from chaoslab.agent import interface, netem, sockets, tc
+from chaoslab.agent import interface, sockets, tc
 from chaoslab.agent.errors import AgentError
 from chaoslab.agent.faults import Fault, Match
 from chaoslab.agent.leaf import make_leaf
 from chaoslab.agent.netem_value import FourState, GilbertElliott, Netem, Slot
-from chaoslab.agent.tree import DIRECT_PACKETS, ROOT, Tree
+from chaoslab.agent.tree import DIRECT_PACKETS, ROOT, Tree, redirect_all
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from pyroute2 import IPRoute  # type: ignore[import-untyped]  # 0.9.7 is not typed
+    from pyroute2 import IPRoute
 
     from chaoslab.agent.netlink import Netlink
     from chaoslab.agent.node import Json
@@ -156,7 +156,7 @@ def _redirect(netlink: Netlink, ifindex: int) -> None:
             raise AgentError("not_available", ifb)
         netlink.request(
             tc.add_qdisc(ifindex, tc.TC_H_CLSACT, tc.CLSACT_HANDLE, "clsact"),
-            tc.add_u32(ifindex, tc.CLSACT_INGRESS, 1, tc.ETH_P_ALL, (), tc.to_device(ifb)),
+            redirect_all(ifindex, ifb),
         )
         if not tc.filters(netlink, ifindex, tc.CLSACT_INGRESS):
             raise AgentError("not_available", "a redirection to ifb was added and is not there")

@@ -5,6 +5,7 @@ The kernel draws table[random % size] and delays by delay + jitter * entry / 819
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from statistics import NormalDist
 from typing import Final
@@ -58,7 +59,7 @@ def _normal(index: int) -> int:
 
 
 def _pareto(index: int) -> int:
-    value = (1 - index / _TABLE_ENTRIES) ** (-1 / _PARETO_SHAPE) - 1.5
+    value = math.pow(1 - index / _TABLE_ENTRIES, -1 / _PARETO_SHAPE) - 1.5
     return min(round(value * 4 / 3 * NETEM_DIST_SCALE), _INT16_MAX)
 
 

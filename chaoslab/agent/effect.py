@@ -189,7 +189,7 @@ class Watch:
         self._leaf = self._node.leaf(self._injection, self.steer)
 
     def _burst(self) -> int:
-        """Enough packets that what is asked is likely to be seen; never so many that they fill a slow link."""
+        """Enough packets that what is asked is likely to be seen, without filling a slow link."""
         asked = self._asked
         if asked.rate_bytes_per_s:
             frame_bytes = LARGE_BYTES + HEADERS_BYTES
@@ -207,27 +207,43 @@ class Watch:
         """Return what has not been seen yet, one line each; empty when all of it has."""
         if self._leaf is None:
             return ["nothing read yet"]
-        asked, seen, lines = self._asked, self._prober.seen, []
+        asked = self._asked
+        lines = []
         if asked.expected_loss_ratio and self._leaf.drops == 0:
             lines.append("no drop counted")
         if asked.expected_loss_ratio >= 1:
             return self._named(lines)  # nothing comes back that could show more
-        if not self._prober.fds or (not asked.drops_by_design and not seen.sent):
+        if not self._prober.seen.sent:
             return self._named(lines + ([] if self._moved() else ["no packet went through it"]))
-        if asked.delay_s and (seen.longest_s < asked.delay_s * self._crossings or not self._peak()):
-            lines.append(f"no probe held for {asked.delay_s * self._crossings:g} s "
-                         f"(longest {seen.longest_s:g} s)")  # fmt: skip
-        if asked.duplicate_ratio and not seen.duplicates:
+        checks = (self._delay_unseen, self._damage_unseen, self._order_unseen, self._pace_unseen)
+        return self._named(lines + [line for check in checks for line in check()])
+
+    def _delay_unseen(self) -> list[str]:
+        wanted_s, longest_s = self._asked.delay_s * self._crossings, self._prober.seen.longest_s
+        if not wanted_s or (longest_s >= wanted_s and self._peak()):
+            return []
+        return [f"no probe held for {wanted_s:g} s (longest {longest_s:g} s)"]
+
+    def _damage_unseen(self) -> list[str]:
+        lines = []
+        if self._asked.duplicate_ratio and not self._prober.seen.duplicates:
             lines.append("no answer came twice")
-        if asked.corrupt_ratio and not self._corrupted():
+        if self._asked.corrupt_ratio and not self._corrupted():
             lines.append("no packet arrived damaged")
-        if (asked.reorder_ratio or asked.gap) and not seen.overtaken:
-            lines.append("no answer overtook another")
-        if asked.rate_bytes_per_s and seen.longest_s < self._rate_shows_s():
-            lines.append(f"no burst took {self._rate_shows_s():g} s (longest {seen.longest_s:g} s)")
-        if asked.slot and not self._peak():
+        return lines
+
+    def _order_unseen(self) -> list[str]:
+        asked = self._asked.reorder_ratio or self._asked.gap
+        unseen = asked and not self._prober.seen.overtaken
+        return ["no answer overtook another"] if unseen else []
+
+    def _pace_unseen(self) -> list[str]:
+        lines, longest_s = [], self._prober.seen.longest_s
+        if self._asked.rate_bytes_per_s and longest_s < self._rate_shows_s():
+            lines.append(f"no burst took {self._rate_shows_s():g} s (longest {longest_s:g} s)")
+        if self._asked.slot and not self._peak():
             lines.append("no packet held for a slot")
-        return self._named(lines)
+        return lines
 
     def _named(self, lines: list[str]) -> list[str]:
         seen = self._prober.seen
@@ -235,15 +251,15 @@ class Watch:
         return [f"{line} {tail}" for line in lines]
 
     def hopeless(self) -> list[str]:
-        """Return why waiting longer cannot help: an independent loss that spared too many packets."""
+        """Return why waiting longer cannot help: a loss that spared too many packets."""
         leaf, ratio = self._leaf, self._asked.loss_ratio
         if leaf is None or leaf.drops or not 0 < ratio < 1 or self._asked.loss_correlation_ratio:
             return []
         offered = leaf.packets + leaf.backlog_packets
         if offered * math.log1p(-ratio) > math.log(CHANCE):
             return []
-        return [f"loss of {ratio:g} dropped none of {offered} packets on {self.steer.direction}, "
-                f"which has a chance below {CHANCE:g}"]  # fmt: skip
+        seen = f"loss of {ratio:g} dropped none of {offered} packets on {self.steer.direction}"
+        return [f"{seen}, which has a chance below {CHANCE:g}"]
 
     def effect(self) -> Json:
         """Return what was seen."""

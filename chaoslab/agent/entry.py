@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from chaoslab.agent.channel import Channel
@@ -25,10 +26,10 @@ def main(stdin_fd: int, stdout_fd: int, forbidden_netns: tuple[int, int]) -> int
 
     It must be called in the main thread of a process of its own, as a forked child is.
     """
-    own = os.stat(NETNS_PATH)
+    own = Path(NETNS_PATH).stat()
     if (own.st_dev, own.st_ino) == tuple(forbidden_netns):
         said = (f"network namespace {own.st_dev}:{own.st_ino} is the harness's own: want a node's; "
-                "start the agent inside the node's namespace (unshare or nsenter --net)")  # fmt: skip
+                "start the agent inside the node's namespace, by nsenter --net")  # fmt: skip
         _refuse(stdout_fd, said)
         return REFUSED_STATUS
     return Agent(Channel(stdin_fd, stdout_fd)).serve()

@@ -81,8 +81,8 @@ def parse_fault(given: Mapping[str, object]) -> Fault:
     if kind == "flap":
         return _parse_flap(given)
     if kind == "link_down" and (match.peers or match.ports or len(match.directions) == 1):
-        raise bad_request("link_down with peers, ports or one direction: want direction both and no "
-                          "filter; for a cut to some peers use silent_drop")  # fmt: skip
+        raise bad_request("link_down with peers, ports or one direction: want direction both and "
+                          "no filter; for a cut to some peers use silent_drop")  # fmt: skip
     return Fault(kind=kind, match=match)  # type: ignore[arg-type]  # checked against KINDS above
 
 

@@ -25,8 +25,8 @@ def wait_healed(
 ) -> Wait:
     """Wait until nothing of the fault steers traffic any more and every target answers a probe.
 
-    A target that another fault in force cuts off is not probed; the answer says which fault. Packets
-    that the fault still holds arrive late; `draining_packets` counts them, `drained` waits for them.
+    A target that another fault in force cuts off is not probed; the answer says which fault. What
+    the fault still holds arrives late; `draining_packets` counts it, `drained` waits for it.
 
     Returns:
         {"healed": true, "t_s", ...} or {"healed": false, "missing"}.

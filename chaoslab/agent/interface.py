@@ -64,7 +64,7 @@ class Link:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """An interface's addresses and routes, in the kernel's own bytes, so that any can be restored."""
+    """An interface's addresses and routes, in the kernel's own bytes, to restore them."""
 
     addresses: dict[tuple[object, ...], bytes]
     routes: dict[tuple[object, ...], bytes]
@@ -225,7 +225,7 @@ def _parse_link(body: bytes) -> Link:
 def _address_of(body: bytes, ifindex: int) -> bool:
     family, _, _, scope, index = _IFADDR.unpack_from(body)
     # The kernel makes IPv6 link-local addresses itself whenever a link comes up.
-    return index == ifindex and (family == socket.AF_INET or scope != _LINK_LOCAL_SCOPE)
+    return bool(index == ifindex and (family == socket.AF_INET or scope != _LINK_LOCAL_SCOPE))
 
 
 def _address_identity(body: bytes) -> tuple[object, ...]:
@@ -239,7 +239,7 @@ def _route_of(body: bytes, ifindex: int) -> bool:
     found = dict(attributes(body[_ROUTE.size :]))
     wanted = family == socket.AF_INET or protocol != _RTPROT_KERNEL
     mine = found.get(_RTA_OIF) == struct.pack("=i", ifindex)
-    return mine and wanted and not flags & _RTM_F_CLONED
+    return bool(mine and wanted and not flags & _RTM_F_CLONED)
 
 
 def _route_identity(body: bytes) -> tuple[object, ...]:

@@ -35,6 +35,8 @@ def make_leaf(tree: Tree, steer: Steer, fault: Fault) -> dict[str, object]:
     }
     if asked:
         evidence["netem"] = check_read_back(asked, leaf)
+    if fault.netem and fault.netem.caveats:
+        evidence["caveats"] = fault.netem.caveats
     return evidence
 
 
@@ -42,7 +44,7 @@ def check_read_back(asked: netem.KernelNetem, leaf: tc.Qdisc) -> dict[str, objec
     """Return netem's state as the kernel holds it.
 
     Raises:
-        AgentError: it differs from what was asked; `not_available` where the kernel is too old for it.
+        AgentError: it differs from what was asked; `not_available` where the kernel is too old.
     """
     held = netem.decode(leaf.options)
     wrong = netem.differences(asked, held)

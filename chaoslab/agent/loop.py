@@ -110,10 +110,10 @@ class Agent:
             key = request.get("id")
             op = wire.text(request, "op")
             if op not in self._ops:
-                raise bad_request(f"op={op!r}: want one of {', '.join(sorted(self._ops))}")  # noqa: TRY301  # one place answers
+                raise bad_request(f"op={op!r}: want one of {', '.join(sorted(self._ops))}")
             if isinstance(key, bool) or not isinstance(key, int | str):
                 key, given = None, key
-                raise bad_request(f"id={given!r}: want a number or text")  # noqa: TRY301  # one place answers
+                raise bad_request(f"id={given!r}: want a number or text")
         except AgentError as error:
             self._refuse(key, error)
             return
@@ -204,7 +204,7 @@ class Agent:
         return {"healed": self._heal_all()}
 
     def _finish(self) -> int:
-        """Heal everything, give the queues a second to drain, and say so if anyone still listens."""
+        """Heal everything, give the queues a second to drain; return the exit status."""
         for wait, _ in self._waits.values():
             wait.close()
         try:
@@ -241,7 +241,7 @@ def _timeout_s(given: Json) -> float:
 
 
 def _catch_signals() -> tuple[int, Callable[[], None]]:
-    """Turn SIGTERM and SIGINT into a readable descriptor; return it and what restores the handlers."""
+    """Turn SIGTERM and SIGINT into a readable descriptor; return it and what undoes that."""
     read_fd, write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     previous_fd = signal.set_wakeup_fd(write_fd, warn_on_full_buffer=False)
     numbers = (signal.SIGTERM, signal.SIGINT)

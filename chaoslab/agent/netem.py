@@ -32,7 +32,7 @@ LIMIT_FLOOR_PACKETS: Final = 1000
 LIMIT_CEILING_PACKETS: Final = 2_000_000
 LIMIT_SAFETY: Final = 4
 LINE_RATE_BYTES_PER_S: Final = 1_250_000_000
-"""Taken as the rate where none is asked for: 10 Gbit/s, more than a veth pair of one CPU carries."""
+"""Taken as the rate where none is asked for: 10 Gbit/s, more than one CPU's veth carries."""
 
 PACKET_BYTES: Final = 1500
 
@@ -178,7 +178,7 @@ def _encode_slot(state: KernelNetem) -> list[bytes]:
 
 
 def decode(payload: bytes) -> KernelNetem:
-    """Return the state that a TCA_OPTIONS payload holds, as the kernel dumps it or `encode` made it.
+    """Return the state in a TCA_OPTIONS payload, as the kernel dumps it or `encode` made it.
 
     Raises:
         ValueError: the payload is too short to be netem's.

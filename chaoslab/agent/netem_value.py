@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 MAX_JITTER_S: Final = 2.147
 """The kernel caps jitter at INT_MAX nanoseconds. Source: net/sched/sch_netem.c, netem_change."""
 
+_CORRELATED_RANGE_S: Final = 4.29
+"""Source: sch_netem.c, tabledist: rnd % (2 * sigma), rnd of 32 bits, sigma in nanoseconds."""
+
 _INT32_MAX: Final = 2**31 - 1
 _UINT32_MAX: Final = 2**32 - 1
 _UINT64_MAX: Final = 2**64 - 1
@@ -22,11 +25,16 @@ _DIST_MAX_ENTRIES: Final = 12288  # the kernel takes 16384, two tables must fit 
 _INT16_MAX: Final = 32767
 
 _KEYS: Final = frozenset(
-    "loss_ratio loss_correlation_ratio gemodel state4 delay_s jitter_s delay_correlation_ratio "
-    "distribution duplicate_ratio duplicate_correlation_ratio corrupt_ratio "
-    "corrupt_correlation_ratio reorder_ratio reorder_correlation_ratio gap rate_bytes_per_s "
-    "packet_overhead_bytes cell_size_bytes cell_overhead_bytes slot ecn seed limit_packets".split()
-)
+    (
+        "loss_ratio", "loss_correlation_ratio", "gemodel", "state4",
+        "delay_s", "jitter_s", "delay_correlation_ratio", "distribution",
+        "duplicate_ratio", "duplicate_correlation_ratio",
+        "corrupt_ratio", "corrupt_correlation_ratio",
+        "reorder_ratio", "reorder_correlation_ratio", "gap",
+        "rate_bytes_per_s", "packet_overhead_bytes", "cell_size_bytes", "cell_overhead_bytes",
+        "slot", "ecn", "seed", "limit_packets",
+    )
+)  # fmt: skip
 _SLOT_RANGE_KEYS: Final = frozenset(("min_delay_s", "max_delay_s", "packets", "bytes"))
 _SLOT_DIST_KEYS: Final = frozenset(("distribution", "delay_s", "jitter_s", "packets", "bytes"))
 
@@ -109,7 +117,7 @@ class Slot:
 class Netem:
     """Everything that netem can do to a packet; the default of each is nothing.
 
-    distribution None is uniform: delay +- jitter. limit_packets None: computed (netem.limit_packets).
+    distribution None is uniform: delay +- jitter. limit_packets None: netem.limit_packets.
     """
 
     loss_ratio: float = 0.0
@@ -144,19 +152,35 @@ class Netem:
 
     @property
     def drops_by_design(self) -> bool:
-        """Whether netem drops packets other than by a full queue; corruption may, when out of memory."""
+        """Whether netem drops packets other than by a full queue (corrupting may, too)."""
         return bool(self.loss_ratio or self.gemodel or self.state4 or self.corrupt_ratio)
+
+    @property
+    def caveats(self) -> list[str]:
+        """What the kernel accepts and does otherwise than its name says, one sentence each."""
+        found = []
+        if self.delay_correlation_ratio and 2 * self.jitter_s < _CORRELATED_RANGE_S:
+            found.append(
+                "delay_correlation_ratio has no effect: the kernel takes its correlated number "
+                "modulo the jitter's range (or the table's size), which scatters it again"
+            )
+        if self.loss_correlation_ratio:
+            found.append(
+                "loss_correlation_ratio lowers a loss below one half: netem's correlated numbers "
+                "gather around the middle; for bursts use gemodel"
+            )
+        return found
 
 
 def parse_netem(given: Mapping[str, object]) -> Netem:
     """Return the netem that a request asks for.
 
     Raises:
-        AgentError: an unknown attribute, a value out of range, or attributes that cannot go together.
+        AgentError: an unknown attribute, a value out of range, or attributes at odds.
     """
     wire.only(given, _KEYS, "netem")
     netem = Netem(
-        **{key: wire.ratio(given, key) for key in sorted(_KEYS) if key.endswith("_ratio")},  # type: ignore[arg-type]  # all are float fields
+        **{key: wire.ratio(given, key) for key in sorted(_KEYS) if key.endswith("_ratio")},
         gemodel=_gemodel(given.get("gemodel")),
         state4=_state4(given.get("state4")),
         delay_s=wire.number(given, "delay_s"),
@@ -193,8 +217,10 @@ def _check_together(netem: Netem) -> None:
             "distribution or delay_correlation_ratio without jitter_s: want jitter_s > 0"
         )
     if (netem.reorder_ratio or netem.gap) and not netem.delay_s:
-        raise bad_request("reorder_ratio or gap without delay_s: want delay_s > 0, the packets that "
-                          "are not delayed overtake those that are")  # fmt: skip
+        raise bad_request(
+            "reorder_ratio or gap without delay_s: want delay_s > 0; the packets that are not "
+            "delayed overtake those that are"
+        )
     if netem.ecn and not any(losses):
         raise bad_request(
             "ecn without a loss: want loss_ratio, gemodel or state4; ecn marks in its place"
@@ -246,17 +272,15 @@ def _slot(given: object) -> Slot | None:
     if given is None:
         return None
     slot = wire.mapping(given, "slot")
-    sizes = {
-        "packets": wire.whole(slot, "packets", high=_INT32_MAX),
-        "bytes": wire.whole(slot, "bytes", high=_INT32_MAX),
-    }
+    packets = wire.whole(slot, "packets", high=_INT32_MAX)
+    size_bytes = wire.whole(slot, "bytes", high=_INT32_MAX)
     if "distribution" not in slot:
         wire.only(slot, _SLOT_RANGE_KEYS, "slot")
         low = wire.number(slot, "min_delay_s", None)
         high = wire.number(slot, "max_delay_s", low)
         if not 0 < high >= low:
             raise bad_request(f"slot={slot!r}: want max_delay_s >= min_delay_s, and above zero")
-        return Slot(min_delay_s=low, max_delay_s=high, **sizes)
+        return Slot(min_delay_s=low, max_delay_s=high, packets=packets, bytes=size_bytes)
     wire.only(slot, _SLOT_DIST_KEYS, "slot")
     delay = wire.number(slot, "delay_s", None)
     # Without jitter the kernel keeps no slots: netem_dump and get_slot look at dist_jitter.
@@ -266,7 +290,13 @@ def _slot(given: object) -> Slot | None:
         raise bad_request(
             "slot distribution uniform: want min_delay_s and max_delay_s in its place"
         )
-    return Slot(delay_s=delay, jitter_s=jitter, distribution=values, **sizes)
+    return Slot(
+        delay_s=delay,
+        jitter_s=jitter,
+        distribution=values,
+        packets=packets,
+        bytes=size_bytes,
+    )
 
 
 def _distribution(given: object) -> Table | None:

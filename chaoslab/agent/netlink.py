@@ -1,8 +1,8 @@
 """A synchronous netlink socket: batches of acknowledged requests, dumps, attributes.
 
-The messages of traffic control are small and an injection must bite within milliseconds, so they
-are packed with struct and sent in one batch. pyroute2's IPRoute (0.9.7) takes 1 ms a call, natively,
-in its event loop; it serves the calls that are not hurried (link.py).
+An injection must bite within milliseconds, and it takes several requests and read-backs; packed
+with struct and sent in a batch they take microseconds each. A call of pyroute2's IPRoute (0.9.7)
+takes 1 ms natively and 3 ms in user-mode Linux; it adds the leaf qdiscs (pyroute.py).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final, Self
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-# Source: include/uapi/linux/netlink.h
+# The kernel's names and numbers, from include/uapi/linux/netlink.h.
 NLM_F_REQUEST: Final = 0x1
 NLM_F_ACK: Final = 0x4
 NLM_F_DUMP: Final = 0x300

@@ -15,7 +15,7 @@ from chaoslab.agent.netlink import NetlinkError
 from chaoslab.agent.setup import Base, pristine_differences, set_up
 
 if TYPE_CHECKING:
-    from pyroute2 import IPRoute  # type: ignore[import-untyped]  # 0.9.7 is not typed
+    from pyroute2 import IPRoute
 
     from chaoslab.agent import tc
     from chaoslab.agent.faults import Direction, Fault
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 Json = dict[str, object]
 
 DRAIN_LIMIT_S: Final = 30.0
-"""A healed fault's queue is dropped when it has not drained by itself after this, plus its delay."""
+"""A healed fault's queue that has not drained after this, plus its delay, is dropped."""
 
 _DRAIN_POLL_S: Final = 0.02
 _RETRY_S: Final = 1.0
@@ -84,7 +84,7 @@ class Node:
         return self._base is not None
 
     def set_up(self, name: str, address: str, prefix_length: int) -> Json:
-        """Make the node ready, unless it is; with faults in force only the same setup is accepted."""
+        """Make the node ready; with faults in force only the same address is accepted again."""
         if self.injections and self._base is not None:
             if self._base.address != address:
                 raise bad_request("setup with faults in force: want heal_all first")

@@ -1,8 +1,8 @@
 """Adding a qdisc through pyroute2, with options that pyroute2 0.9.7 cannot spell.
 
 Its netem plugin drops attribute names it does not know without a word, and its compiled map cannot
-be extended by a subclass. A plugin of our own takes TCA_OPTIONS as finished bytes (netem.encode);
-it can go when pyroute2's sched_netem has LOSS, RATE64, LATENCY64, JITTER64, ECN, SLOT and PRNG_SEED.
+be extended by a subclass. A plugin of our own takes TCA_OPTIONS as finished bytes (netem.encode).
+It can go when pyroute2's sched_netem has LOSS, RATE64, LATENCY64, ECN, SLOT and PRNG_SEED.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 import types
 from typing import Any, Final
 
-from pyroute2 import IPRoute  # type: ignore[import-untyped]  # 0.9.7 is not typed
-from pyroute2.netlink import NetlinkError as PyrouteError  # type: ignore[import-untyped]
+from pyroute2 import IPRoute
+from pyroute2.netlink import NetlinkError as PyrouteError
 from pyroute2.netlink import nlmsg_atoms
-from pyroute2.netlink.rtnl.tcmsg import (  # type: ignore[import-untyped]
+from pyroute2.netlink.rtnl.tcmsg import (
     common,
     plugins,
     sched_template,

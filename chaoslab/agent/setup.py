@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Final
 from chaoslab.agent import interface, tc
 from chaoslab.agent.errors import AgentError, bad_request, not_available
 from chaoslab.agent.netlink import NetlinkError
-from chaoslab.agent.tree import DIRECT_PACKETS, INGRESS_PREFERENCE, ROOT, Tree
+from chaoslab.agent.tree import DIRECT_PACKETS, ROOT, Tree, redirect_all
 
 if TYPE_CHECKING:
-    from pyroute2 import IPRoute  # type: ignore[import-untyped]  # 0.9.7 is not typed
+    from pyroute2 import IPRoute
 
     from chaoslab.agent.faults import Direction
     from chaoslab.agent.interface import Record
@@ -115,8 +115,8 @@ def _ensure_root(netlink: Netlink, ifindex: int) -> None:
         if error.errno not in _UNSUPPORTED:
             raise AgentError("failed", f"building the fault tree: {error}") from error
         raise not_available(
-            f"this kernel has no sch_htb ({error}): install linux-modules-extra-{os.uname().release}, "
-            "or run with --chaos-kernel=uml"
+            f"this kernel has no sch_htb ({error}): install "
+            f"linux-modules-extra-{os.uname().release}, or run with --chaos-kernel=uml"
         ) from error
 
 
@@ -128,15 +128,12 @@ def _ensure_ingress(netlink: Netlink, ifindex: int) -> int:
     if not any(item.kind == "clsact" for item in tc.qdiscs(netlink, ifindex)):
         netlink.request(tc.add_qdisc(ifindex, tc.TC_H_CLSACT, tc.CLSACT_HANDLE, "clsact"))
     if not tc.filters(netlink, ifindex, tc.CLSACT_INGRESS):
-        target = tc.to_device(ifb)
-        netlink.request(
-            tc.add_u32(ifindex, tc.CLSACT_INGRESS, INGRESS_PREFERENCE, tc.ETH_P_ALL, (), target)
-        )
+        netlink.request(redirect_all(ifindex, ifb))
     return ifb
 
 
 def _allow_ping() -> bool:
-    """Let this process send ICMP echo without CAP_NET_RAW; in a container /proc/sys may be read-only."""
+    """Allow ICMP echo without CAP_NET_RAW; in a container /proc/sys may be read-only."""
     with contextlib.suppress(OSError):
         _PING_GROUPS.write_text("0 2147483647")
     try:

@@ -91,7 +91,7 @@ def classes(netlink: Netlink, ifindex: int) -> list[Qdisc]:
 
 
 def filters(netlink: Netlink, ifindex: int, parent: int) -> list[Qdisc]:
-    """Return the filters attached to `parent`; a u32 filter's own hash table has a handle % 0x100000 of 0."""
+    """Return the filters attached to `parent`; u32 lists its preference and hash table, too."""
     return _listed(netlink, RTM_GETTFILTER, ifindex, parent)
 
 
@@ -128,7 +128,7 @@ def _parse(body: bytes) -> Qdisc:
 
 def add_qdisc(ifindex: int, parent: int, handle: int, kind: str, options: bytes = b"") -> Message:
     """Return the request that adds a qdisc below `parent`."""
-    body = _body(ifindex, handle, parent, 0, kind, options)
+    body = _body(ifindex, handle, parent, 0, kind=kind, options=options)
     return Message(
         type=RTM_NEWQDISC, flags=NLM_F_CREATE_NEW, body=body, what=f"adding a {kind} qdisc"
     )
@@ -156,7 +156,7 @@ def add_htb_class(ifindex: int, root: int, classid: int) -> Message:
     rate = struct.pack("=Q", _CLASS_RATE_BYTES_PER_S)
     options = attribute(_HTB_RATE64, rate) + attribute(_HTB_CEIL64, rate)
     options += attribute(_HTB_PARMS, spec + spec + struct.pack("=5I", *burst))
-    body = _body(ifindex, classid, root, 0, "htb", options)
+    body = _body(ifindex, classid, root, 0, kind="htb", options=options)
     return Message(
         type=RTM_NEWTCLASS, flags=NLM_F_CREATE_NEW, body=body, what="adding an htb class"
     )
@@ -169,14 +169,21 @@ def delete_class(ifindex: int, root: int, classid: int) -> Message:
 
 
 def add_u32(
-    ifindex: int, parent: int, preference: int, protocol: int, keys: tuple[Key, ...], target: bytes
+    ifindex: int,
+    parent: int,
+    *,
+    preference: int,
+    protocol: int,
+    keys: tuple[Key, ...],
+    target: bytes,
 ) -> Message:
     """Return the request that adds a u32 filter; all `keys` must match (none: everything does)."""
     selector = struct.pack("=BBBxHHhhI", _U32_TERMINAL, 0, max(len(keys), 1), 0, 0, 0, 0, 0)
     for mask, value, offset in keys or ((0, 0, 0),):
         selector += struct.pack("!II", mask, value) + struct.pack("=ii", offset, 0)
     info = preference << 16 | socket.htons(protocol)
-    body = _body(ifindex, 0, parent, info, "u32", target + attribute(_U32_SEL, selector))
+    options = target + attribute(_U32_SEL, selector)
+    body = _body(ifindex, 0, parent, info, kind="u32", options=options)
     return Message(
         type=RTM_NEWTFILTER, flags=NLM_F_CREATE_NEW, body=body, what="adding a u32 filter"
     )
@@ -203,6 +210,6 @@ def delete_filters(ifindex: int, parent: int, preference: int, protocol: int) ->
     )
 
 
-def _body(ifindex: int, handle: int, parent: int, info: int, kind: str, options: bytes) -> bytes:
+def _body(ifindex: int, handle: int, parent: int, info: int, *, kind: str, options: bytes) -> bytes:
     header = _TCMSG.pack(socket.AF_UNSPEC, 0, 0, ifindex, handle, parent, info)
     return header + attribute(_KIND, kind.encode() + b"\0") + attribute(_OPTIONS, options)

@@ -16,17 +16,16 @@ from chaoslab.agent import pyroute, tc
 from chaoslab.agent.errors import failed
 
 if TYPE_CHECKING:
-    from pyroute2 import IPRoute  # type: ignore[import-untyped]  # 0.9.7 is not typed
+    from pyroute2 import IPRoute
 
     from chaoslab.agent.faults import Direction, Fault, Match
-    from chaoslab.agent.netlink import Netlink
+    from chaoslab.agent.netlink import Message, Netlink
 
 ROOT: Final = 0x10000
 DIRECT_PRIORITY: Final = ROOT
-"""A socket with this SO_PRIORITY bypasses every fault on egress. Source: sch_htb.c, htb_classify."""
+"""A socket with this SO_PRIORITY passes by every fault on egress. Source: sch_htb.c."""
 
 DIRECT_PACKETS: Final = 100_000
-INGRESS_PREFERENCE: Final = 1
 
 _LEAF_BASE: Final = 0x100
 _SLOT_MAX: Final = 0xFFF
@@ -112,7 +111,14 @@ class Tree:
         target = tc.to_class(steer.classid)
         self.netlink.request(
             *(
-                tc.add_u32(steer.ifindex, ROOT, steer.preference, steer.protocol, keys, target)
+                tc.add_u32(
+                    steer.ifindex,
+                    ROOT,
+                    preference=steer.preference,
+                    protocol=steer.protocol,
+                    keys=keys,
+                    target=target,
+                )
                 for keys in u32_keys(match, steer.direction)
             )
         )
@@ -149,6 +155,18 @@ class Tree:
         mine = [item for item in listed if item.preference == steer.preference]
         # u32 lists the preference itself and its hash table, too: both have no node number.
         return sum(item.handle & 0xFFF != 0 for item in mine)
+
+
+def redirect_all(ifindex: int, ifb: int) -> Message:
+    """Return the request that leads all that arrives on an interface through an ifb device."""
+    return tc.add_u32(
+        ifindex,
+        tc.CLSACT_INGRESS,
+        preference=1,
+        protocol=tc.ETH_P_ALL,
+        keys=(),
+        target=tc.to_device(ifb),
+    )
 
 
 def u32_keys(match: Match, direction: Direction) -> list[tuple[tc.Key, ...]]:

@@ -99,6 +99,6 @@ async def open_channel(
     name: str, end: socket.socket, on_event: Callable[[dict[str, Any]], None]
 ) -> Channel:
     """Make a channel of a connected socket. name: for messages, such as "agent of node 2"."""
-    end.setblocking(False)
+    end.setblocking(False)  # noqa: FBT003  the socket module has no keyword for it
     reader, writer = await asyncio.open_connection(sock=end, limit=_LINE_LIMIT_BYTES)
     return Channel(name, reader, writer, on_event)

@@ -75,6 +75,7 @@ def become(start: Start, netns_fd: int) -> int:
     linux.keep_capabilities((), uid=start.uid, gid=start.gid)
     os.chdir(start.cwd)
     if start.mode == "exec":
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
         os.execvpe(start.argv[0], start.argv, start.env)  # noqa: S606  no shell is wanted
     os.environ.clear()
     os.environ.update(start.env)
@@ -115,9 +116,11 @@ def _exit_status(code: Any) -> int:
 
 def _reset_signals() -> None:
     signal.set_wakeup_fd(-1)
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP, signal.SIGPIPE):
+    for number in (signal.SIGTERM, signal.SIGCHLD, signal.SIGHUP):
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # As in any Python process: a write to a closed socket is an error, not the end of it.
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 

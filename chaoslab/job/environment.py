@@ -22,7 +22,8 @@ class Places:
     """Where a run's ranks find things.
 
     nodes: directory that holds one directory per node. checkpoints: shared storage.
-    temporary: the ranks' TMPDIR. interface: name of a node's interface. addresses: of the nodes, the store's last.
+    temporary: the ranks' TMPDIR. interface: name of a node's interface. addresses: of the
+    nodes, the store's last.
     """
 
     nodes: Path

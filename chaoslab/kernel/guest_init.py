@@ -38,6 +38,7 @@ CHUNK_BYTES = 1 << 16
 GRACE_S = 1.0
 """Time between the polite signal and SIGKILL when the caller has gone."""
 RUN_DIR = "/run/chaoslab"
+PRELOAD = f"{RUN_DIR}/prefault.so"
 RB_POWER_OFF = 0x4321FEDC
 """Source: linux/reboot.h, LINUX_REBOOT_CMD_POWER_OFF."""
 MS_BIND = 0x1000
@@ -84,7 +85,7 @@ def mount_all() -> None:
     for name, target in (("fd", "fd"), ("stdin", "fd/0"), ("stdout", "fd/1"), ("stderr", "fd/2")):
         with contextlib.suppress(FileExistsError):
             os.symlink(f"/proc/self/{target}", f"/dev/{name}")  # noqa: PTH211
-    for folder, mode in ((RUN_DIR, 0o755), (f"{RUN_DIR}/tmp", 0o1777), ("/run/netns", 0o755)):
+    for folder, mode in ((RUN_DIR, 0o755), (f"{RUN_DIR}/tmp", 0o1777), ("/run/netns", 0o755)):  # noqa: S108  the guest's own
         os.mkdir(folder)  # noqa: PTH102
         os.chmod(folder, mode)  # noqa: PTH101  the umask took bits off
 
@@ -202,6 +203,9 @@ def become(order: Report, files: tuple[int, int, int]) -> None:
     os.umask(order["umask"])
     os.chdir(raw(order["cwd"]))
     environment = {raw(name): raw(value) for name, value in order["env"].items()}
+    if order["preload"]:
+        others = environment.get(b"LD_PRELOAD", b"")
+        environment[b"LD_PRELOAD"] = b" ".join(filter(None, (PRELOAD.encode(), others)))
     argv = [raw(word) for word in order["argv"]]
     os.execvpe(argv[0], argv, environment)  # noqa: S606  that is the purpose
 
@@ -366,6 +370,9 @@ def serve(control: Control) -> None:
     order, *early = orders
     if "argv" not in order:
         return
+    if order["preload"]:
+        with open(PRELOAD, "wb") as file:  # noqa: PTH123  see mount()
+            file.write(raw(order["preload"]))
     guest = Guest(control, order)
     try:
         guest.start()

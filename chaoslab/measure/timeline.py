@@ -119,6 +119,12 @@ class Timeline:
             missing = f"status in process_exited of rank {rank}"
         elif status != 0 and not self.ended:
             missing = f"run_ended: the record stops after rank {rank} {status_text(status)}"
+        elif status == 0 and highest < (wanted or 0) and not self._said_goodbye(rank):
+            # It may have left early, or have gone on without a word: either may be true.
+            missing = (
+                f"steps of rank {rank}: its events stop after step {highest} of {wanted}, "
+                "and yet it exited with status 0"
+            )
         if missing:
             return Ending(rank=rank, outcome="unknown", missing=missing, t_s=event.t_s)
         done = status == 0 and (wanted is None or highest >= wanted)
@@ -130,6 +136,11 @@ class Timeline:
             status=status,
             t_s=event.t_s,
         )
+
+    def _said_goodbye(self, rank: int) -> bool:
+        """Tell whether a rank wrote its own end after its last step: its record is whole."""
+        last = self.rank_events(rank, "step", "rank_exited")
+        return bool(last) and last[-1].kind == "rank_exited"
 
     def _no_exit(self, rank: int) -> str:
         events = self.by_rank.get(rank, ())

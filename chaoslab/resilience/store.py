@@ -54,6 +54,8 @@ class StoreServer:
         self.address = (host, int(self._listener.getsockname()[1]))
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
+        self._stopper, stopping = socket.socketpair()
+        self._selector.register(stopping, selectors.EVENT_READ)
         self._connections: set[_Connection] = set()
         self._waiting: set[_Connection] = set()
         self._table = Table()
@@ -65,12 +67,13 @@ class StoreServer:
     def stop(self) -> None:
         """Ask `serve` to return; safe in a signal handler."""
         self._stopped = True
+        self._stopper.send(b"x")  # a select that a signal interrupts is resumed by Python
 
     def serve(self) -> None:
         """Answer requests until `stop`."""
         while not self._stopped:
             for key, _ in self._selector.select(self._pause_s()):
-                if key.data is None:
+                if key.fileobj is self._listener:
                     self._accept()
                 elif key.data in self._connections:  # not dropped a moment ago
                     self._attend(key.data)
@@ -81,7 +84,7 @@ class StoreServer:
         self._listener.close()
 
     def _pause_s(self) -> float:
-        """Give the time until the next waiting client's limit; a second at most, for `stop`."""
+        """Give the time until the next waiting client's limit; a second at most."""
         due_s = min((c.waits_until_s or 0.0 for c in self._waiting), default=float("inf"))
         return max(0.0, min(1.0, due_s - time.monotonic()))
 

@@ -86,5 +86,11 @@ class TorchStore(dist.Store):
         self._timeout_s = timeout.total_seconds()
 
 
+    # C++ looks these two up by its own names.
+    # Source: torch/csrc/distributed/c10d/init.cpp, class PythonStore (torch 2.13).
+    deleteKey = delete_key  # noqa: N815
+    getNumKeys = num_keys  # noqa: N815
+
+
 def _as_bytes(value: str | bytes | Sequence[int]) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)

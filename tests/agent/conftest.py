@@ -30,14 +30,14 @@ def module_lab() -> Iterator[Lab]:
 
 @pytest.fixture
 def lab(module_lab: Lab) -> Iterator[Lab]:
-    """The file's lab; the sockets and agents that a test makes in it end with the test."""
+    """Yield the file's lab; the sockets and agents made in it end with the test."""
     yield module_lab
     module_lab.scratch.close()
 
 
 @pytest.fixture
 def agent(lab: Lab) -> AgentClient:
-    """An agent in node 0, set up."""
+    """Return an agent in node 0, set up."""
     return lab.nodes[0].agent()
 
 

@@ -67,7 +67,7 @@ class Node:
                 rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [made.fileno()]))
                 theirs.sendmsg([b"x"], [rights])
                 os._exit(0)
-            except BaseException:
+            except BaseException:  # noqa: BLE001  # a forked child must never return
                 os._exit(1)
         theirs.close()
         _, control, _, _ = ours.recvmsg(1, 64)
@@ -157,7 +157,7 @@ class Lab:
         return node
 
     def _know_neighbours(self, node: Node) -> None:
-        """Write down every neighbour's hardware address, so that no fault meets ARP in place of traffic."""
+        """Write down every neighbour's hardware address: no fault shall meet ARP first."""
         for other in self.nodes:
             if other is not node:
                 words = (
@@ -204,7 +204,7 @@ class AgentClient:
                 if drop_capabilities:
                     keep_only_net_admin()
                 status = main(stdin_read, stdout_write, forbidden)
-            except BaseException as error:
+            except BaseException as error:  # noqa: BLE001  # a forked child must never return
                 sys.stderr.write(f"agent: {error!r}\n")
             finally:
                 os._exit(status)

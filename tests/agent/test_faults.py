@@ -5,14 +5,16 @@ from __future__ import annotations
 import socket
 import threading
 import time
+from pathlib import Path
 
 import pytest
 from traffic import exchange
 
-from chaoslab.agent import netem
+from chaoslab.agent import netem, setup
 from chaoslab.agent.errors import AgentError
 from chaoslab.agent.leaf import check_read_back
 from chaoslab.agent.netem_value import Netem
+from chaoslab.agent.tc import Qdisc
 
 
 @pytest.mark.parametrize("direction", ["egress", "ingress", "both"])
@@ -57,7 +59,7 @@ def test_a_silent_drop_is_silent_to_the_local_tcp(lab, agent) -> None:
 
 
 def test_64_peers_are_filtered_and_no_other(lab, agent) -> None:
-    """With 63 strangers and one real peer in the filter, that peer is cut off and the other is not."""
+    """With 63 strangers and one real peer in the filter, only that peer is cut off."""
     peers = [f"10.77.1.{index}" for index in range(1, 64)] + [lab.nodes[1].address]
     found = agent.inject({"kind": "silent_drop", "direction": "both", "peers": peers})
     assert found["evidence"]["egress"]["filters"] == 64
@@ -69,7 +71,7 @@ def test_64_peers_are_filtered_and_no_other(lab, agent) -> None:
 
 
 def test_link_down_restores_addresses_and_routes_from_what_was_recorded(lab, agent) -> None:
-    """A second address and a static route with its metric come back; the effect is a refused send."""
+    """A second address and a static route with its metric come back; a send is refused."""
     node, peer = lab.nodes[0], lab.nodes[1].address
     node.ip("address", "add", "10.77.5.1/24", "dev", "eth0")
     node.ip("route", "add", "198.51.100.0/24", "via", peer, "metric", "7")
@@ -110,7 +112,7 @@ def connection(lab, port: int) -> tuple[socket.socket, socket.socket]:
 
 
 def test_reset_destroys_matching_connections_and_no_other(lab, agent, need) -> None:
-    """Both ends of the connection on the port see it broken; a connection on another port goes on."""
+    """Both ends of the connection on the port see it broken; another one goes on."""
     need("reset")
     hit, hit_far = connection(lab, 9300)
     spared, spared_far = connection(lab, 9301)
@@ -146,7 +148,7 @@ def test_a_flap_goes_down_and_up_by_itself_and_heals(lab, agent, kind) -> None:
 
 
 def test_a_total_cut_comes_before_a_milder_fault(lab, agent, need) -> None:
-    """Silent drop of all and loss to one peer at once: everything is cut; after its heal the loss stays."""
+    """Silent drop of all and delay to one peer: all is cut; after its heal the delay stays."""
     need("netem")
     peer = lab.nodes[1].address
     agent.inject(
@@ -172,7 +174,7 @@ def test_wait_healed_names_the_fault_that_stands_in_the_way(lab, agent) -> None:
 
 
 def test_where_netem_is_missing_the_answer_says_what_mends_it(agent) -> None:
-    """inject gives not_available with the command, and leaves nothing behind; probe agrees with it."""
+    """The answer is not_available with the command, leaves nothing, and agrees with probe."""
     capability = agent.ask("probe")["capabilities"]["netem"]
     fault = {"kind": "netem", "netem": {"loss_ratio": 0.1}}
     found = agent.ask_raw("inject", fault_id="f", lease_s=1, fault=fault)
@@ -236,7 +238,6 @@ def test_the_effect_of_each_attribute_is_seen(lab, agent, need, asked, direction
 
 def test_a_read_back_that_differs_is_an_error() -> None:
     """Planted: one attribute of what the kernel holds is not the one asked for; the twin passes."""
-    from chaoslab.agent.tc import Qdisc
 
     def held(state: netem.KernelNetem) -> Qdisc:
         return Qdisc(
@@ -254,7 +255,7 @@ def test_a_read_back_that_differs_is_an_error() -> None:
 
 
 def test_the_kernel_holding_something_else_is_caught(lab, agent, need, monkeypatch) -> None:
-    """Planted in the encoder: an attribute that is dropped on its way makes inject fail and undo."""
+    """Planted: an attribute that is dropped on its way makes inject fail and undo."""
     need("netem")
     monkeypatch.setattr(netem, "_encode_loss", lambda _: [])
     tampered = lab.nodes[1].agent()
@@ -264,6 +265,30 @@ def test_the_kernel_holding_something_else_is_caught(lab, agent, need, monkeypat
     assert "netem loss_gemodel: asked for" in found["error"]["message"]
     assert tampered.ask("pristine")["pristine"]
     agent.inject(fault)
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"kind": "silent_drop", "direction": "both"},
+        {"kind": "link_down"},
+        pytest.param({"kind": "netem", "netem": {"delay_s": 0.03}}, marks=pytest.mark.netem),
+        pytest.param({"kind": "netem", "netem": {"loss_ratio": 0.2}}, marks=pytest.mark.netem),
+    ],
+)
+def test_where_ping_is_forbidden_probes_go_by_udp(lab, agent, need, monkeypatch, fault) -> None:
+    """With /proc/sys read-only and no ping group, effect and heal are seen all the same."""
+    need(fault["kind"])
+    monkeypatch.setattr(setup, "_PING_GROUPS", Path("/proc/nowhere/ping_group_range"))
+    node, peer = lab.nodes[1], lab.nodes[0].address
+    node.ip("-qw", "net.ipv4.ping_group_range=1 0", tool="sysctl")
+    poor = node.agent(set_up=False)
+    answer = poor.ask("setup", interface="eth0", address=node.address, prefix_length=24)
+    assert answer["ping"] is False
+    poor.inject(fault)
+    assert poor.effective(probe_to=(peer,))["effective"]
+    poor.heal()
+    assert poor.healed(probe_to=(peer,))["healed"]
 
 
 def test_threads_of_the_test_are_gone() -> None:

@@ -23,7 +23,7 @@ def test_duplication_is_as_asked(lab, agent, need, measured) -> None:
 def test_corruption_is_as_asked_and_never_reaches_the_application(
     lab, agent, need, measured
 ) -> None:
-    """A flipped bit costs the packet (checksums see it), except in the 6 bytes of the source's MAC."""
+    """A flipped bit costs the packet (checksums see it), except in the sender's MAC."""
     need("netem_corrupt")
     agent.inject({"kind": "netem", "direction": "egress", "netem": {"corrupt_ratio": 0.1}})
     found = exchange(lab.nodes[0].udp(9000), lab.nodes[1].udp(9000), COUNT, size_bytes=258)

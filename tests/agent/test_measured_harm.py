@@ -14,7 +14,7 @@ CYCLES = 200
 
 
 def steady_flow(sender, target, ready_fd: int) -> int:
-    """Send 1000 numbered packets a second until SIGTERM; run in a child, return how many were sent."""
+    """Send 1000 numbered packets a second until SIGTERM; return how many were sent."""
     stop = []
     signal.signal(signal.SIGTERM, lambda *_: stop.append(1))
     os.write(ready_fd, b"r")
@@ -40,7 +40,7 @@ def drained(receiver) -> int:
 
 @pytest.mark.parametrize("kind", ["silent_drop", "netem"])
 def test_no_bystander_packet_is_lost_over_200_cycles(lab, agent, need, measured, kind) -> None:
-    """A 1 kHz flow each way to a node that the fault spares loses nothing at inject, heal and removal."""
+    """A 1 kHz flow each way to a spared node loses nothing at inject, heal and removal."""
     need(kind)
     near, spared = lab.nodes[0].udp(9000), lab.nodes[2].udp(9000)
     children = []

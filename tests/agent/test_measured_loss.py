@@ -23,7 +23,7 @@ def lossy(lab, agent, netem, count=COUNT, direction="egress"):
 @pytest.mark.netem
 @pytest.mark.parametrize("direction", ["egress", "ingress"])
 @pytest.mark.parametrize("ratio", [0.01, 0.2])
-def test_independent_loss_is_as_asked(lab, agent, need, measured, ratio, direction) -> None:
+def test_independent_loss_is_as_asked(lab, agent, need, measured, ratio, direction) -> None:  # noqa: PLR0917  # fixtures and parameters
     """The packets lost are within the binomial bound of what was asked, and the counter agrees."""
     need("netem")
     found, counters = lossy(lab, agent, {"loss_ratio": ratio}, direction=direction)
@@ -98,7 +98,7 @@ def simulate_four_state(value: FourState, count: int, seed: int) -> float:
 
 
 def simulate_correlated(ratio: float, correlation: float, count: int) -> float:
-    """netem's own generator: each number is a mix of a fresh one and the one before."""
+    """Return what netem's own generator gives: each number mixes a fresh one and the last."""
     draw, last, hits = random.Random(1), 0.5, 0
     for _ in range(count):
         last = draw.random() * (1 - correlation) + last * correlation
@@ -108,7 +108,7 @@ def simulate_correlated(ratio: float, correlation: float, count: int) -> float:
 
 @pytest.mark.netem
 def test_correlated_loss_is_what_netems_generator_gives(lab, agent, need, measured) -> None:
-    """netem's correlation lowers a small loss: the measured ratio is the generator's, not the asked."""
+    """Correlation lowers a small loss: the measured ratio is the generator's, not the asked."""
     need("netem")
     ratio, correlation = 0.3, 0.25
     asked = {"loss_ratio": ratio, "loss_correlation_ratio": correlation}

@@ -63,13 +63,15 @@ def test_a_gilbert_elliott_model_survives_encoding(model) -> None:
 def test_decoding_anything_gives_a_state_or_a_value_error(data) -> None:
     """A dump that is cut short or damaged is never another exception."""
     try:
-        assert isinstance(netem.decode(data), netem.KernelNetem)
-    except ValueError as error:
-        assert "want at least" in str(error)
+        found = netem.decode(data)
+    except ValueError:
+        assert len(data) < 24
+        return
+    assert netem.differences(found, found) == []
 
 
 def test_the_limit_grows_with_rate_and_delay_and_can_be_given() -> None:
-    """rate x delay / packet x safety, never below netem's default, the asked one when asked."""
+    """Rate x delay / packet x safety, never below netem's default, the asked one when asked."""
     assert netem.limit_packets(parse_netem({"loss_ratio": 0.1})) == 1000
     slow = parse_netem({"delay_s": 10, "rate_bytes_per_s": 1_000_000})
     assert netem.limit_packets(slow) == 10 * 1_000_000 * 4 // 1500 + 1

@@ -9,6 +9,7 @@ import struct
 import time
 import zlib
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 SO_TIMESTAMPNS = 35
 HEADERS_BYTES = 42
@@ -63,7 +64,7 @@ def exchange(
 ) -> Exchange:
     """Send `count` packets, read until all have come or none has for `quiet_s`."""
     receiver.setsockopt(socket.SOL_SOCKET, SO_TIMESTAMPNS, 1)
-    receiver.setblocking(False)
+    receiver.settimeout(0)
     target, found = receiver.getsockname(), Exchange(sent=count)
     next_s = time.monotonic()
     for number in range(count):
@@ -119,6 +120,6 @@ def deviation(values: list[float]) -> float:
 def autocorrelation(values: list[float]) -> float:
     """Correlation of each value with the one before it."""
     middle = mean(values)
-    pairs = zip(values, values[1:], strict=False)
+    pairs = pairwise(values)
     total = sum((value - middle) ** 2 for value in values)
     return sum((a - middle) * (b - middle) for a, b in pairs) / total

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PHASE_LIMIT_S = 120.0
 CLEAN_LIMIT_S = 5.0
 
-SCENARIO = '''
+SCENARIO = """
 from chaoslab import Injection, Job, Scenario, at_step, bounds, faults, node, run
 
 def test_watched():
@@ -26,7 +26,7 @@ def test_watched():
         schedule=[Injection(fault=faults.SilentDrop(duration_s=2), on=node(1), at=at_step(20))],
         bounds=[bounds.recovers_within(30)],
     ))
-'''
+"""
 
 
 @dataclasses.dataclass

@@ -71,6 +71,7 @@ def ending(t_s: float, ranks: Iterable[int] = range(3)) -> Story:
     for rank in ranks:
         story += [
             event(t_s, "result", rank, step=STEPS, **DIGESTS),
+            event(t_s + 0.05, "rank_exited", rank, status=0, incarnation=0),
             event(t_s + 0.1, "process_exited", rank, status=0, pid=100 + rank, incarnation=0),
         ]
     story.append(event(t_s + 0.2, "process_exited", pid=99, status=-15, store=True))

@@ -53,6 +53,18 @@ def test_recovery_needs_a_step_beyond_the_highest_before_the_fault() -> None:
     assert "rank 1: exited with status 1 after step 8 of 20" in measured.how
 
 
+def test_a_rank_that_falls_silent_and_exits_with_0_is_not_known_to_have_recovered() -> None:
+    """Without its own last word, a rank may have gone on unheard: neither a figure nor never."""
+    story = [
+        e
+        for e in told.kill_story()
+        if not (e.kind == "step" and e["step"] > 8) and e.kind != "rank_exited"
+    ]
+    measured = figure(story, told.kill_expected(), "recovery_s")
+    assert measured.value is None
+    assert "its events stop after step 8 of 20" in measured.missing
+
+
 def test_recovery_needs_every_expected_rank() -> None:
     """Two of three ranks that go on are no recovery."""
     story = told.silent_after(told.kill_story(), 1, 3.3)

@@ -79,6 +79,7 @@ class Job:
             )
             os.dup2(log, 1)
             os.dup2(log, 2)
+            sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # not pytest's
             os.environ |= {
                 "RANK": str(rank),
                 "WORLD_SIZE": str(self.world_size),

@@ -57,5 +57,5 @@ def test_a_damaged_history_names_the_line(tmp_path) -> None:
     """Loading says which line is bad."""
     path = tmp_path / "history.jsonl"
     path.write_text(json.dumps({"t_s": 1, "kind": "step"}) + "\nnonsense\n")
-    with pytest.raises(HarnessError, match=":2:"):
+    with pytest.raises(HarnessError, match=r":2:"):
         History.load(path)

@@ -122,12 +122,8 @@ BAD_SCENARIOS = [
     lambda: on_failure(limit=1, delay_s=-1),
     lambda: bounds.recovers_within(0),
     lambda: bounds.recovers_within(-1),
-    lambda: scenario(
-        KILL, promises=[bounds.recovers_within(12), bounds.recovers_within(15)]
-    ),
-    lambda: scenario(
-        KILL, promises=[bounds.recovers_within(12), bounds.circuit_opens_within(30)]
-    ),
+    lambda: scenario(KILL, promises=[bounds.recovers_within(12), bounds.recovers_within(15)]),
+    lambda: scenario(KILL, promises=[bounds.recovers_within(12), bounds.circuit_opens_within(30)]),
     lambda: Options(backend="cloud"),
     lambda: Options(kernel="windows"),
     lambda: Options(repeat=0),

@@ -1,0 +1,110 @@
+"""UNKNOWN is never a pass: real runs in which something that a judgement needs is missing."""
+
+import dataclasses
+
+import pytest
+
+from chaoslab import (
+    BoundExceeded,
+    Injection,
+    Job,
+    NotAvailable,
+    NotProven,
+    Options,
+    Scenario,
+    Verdict,
+    at_step,
+    bounds,
+    faults,
+    node,
+    on_event,
+    rank,
+    run,
+)
+from chaoslab.bounds import Bound
+
+pytestmark = pytest.mark.netem(needed=False)
+
+JOB = Job(script="tests/trainers/counter.py", nodes=2, steps=60, limit_s=60)
+STOP = Injection(fault=faults.Stop(duration_s=0.2), on=rank(1), at=at_step(20))
+
+
+@pytest.fixture
+def options(tmp_path):
+    return Options(reports=tmp_path / "reports", kernel="host")
+
+
+def scenario(*injections, args=(), promises=None, job=JOB):
+    return Scenario(
+        job=dataclasses.replace(job, args=args),
+        schedule=injections,
+        bounds=promises or [bounds.recovers_within(20)],
+    )
+
+
+def test_the_healthy_twin_passes(options) -> None:
+    """With all its evidence the same run is PASSED."""
+    report = run(scenario(STOP), options=options)
+    assert report.verdict is Verdict.PASSED
+
+
+def test_a_fault_whose_effect_was_not_seen_is_unknown(options) -> None:
+    """A silent drop of traffic that nobody sends has not bitten: the message says so."""
+    quiet = Injection(
+        fault=faults.SilentDrop(duration_s=6, ports=(4321,), direction="ingress"),
+        on=node(1),
+        at=at_step(20),
+    )
+    job = dataclasses.replace(JOB, steps=1000)
+    with pytest.raises(NotProven, match="no drop counted on ingress"):
+        run(scenario(quiet, job=job), options=options)
+
+
+def test_a_rank_whose_events_stop_is_unknown(options) -> None:
+    """A rank that goes on without a word cannot be judged: the message names it."""
+    with pytest.raises(NotProven, match=r"its events stop after step 30 of 60"):
+        run(scenario(STOP, args=("--silent-after", "30")), options=options)
+
+
+def test_a_checker_that_crashes_is_unknown(options) -> None:
+    """A bound that raises decides nothing: the message says that it crashed."""
+
+    def crash(*_):
+        raise ZeroDivisionError("planted")
+
+    promises = [bounds.recovers_within(20), Bound(name="planted", check=crash)]
+    with pytest.raises(NotProven, match=r"checker crashed: ZeroDivisionError: planted"):
+        run(scenario(STOP, promises=promises), options=options)
+
+
+def test_a_job_that_ends_before_its_trigger_is_unknown(options) -> None:
+    """No fault was injected, so nothing was proven: the message says which trigger it was."""
+    late = Injection(fault=faults.Kill(), on=rank(1), at=on_event("circuit_opened"))
+    with pytest.raises(NotProven, match="trigger"):
+        run(scenario(late), options=options)
+
+
+def test_a_damaged_record_is_unknown(options) -> None:
+    """A line that is no event leaves a doubt, whatever the bounds say."""
+    with pytest.raises(NotProven, match="is no event"):
+        run(scenario(STOP, args=("--garbage-at", "30")), options=options)
+
+
+def test_an_orphan_is_a_leak(options) -> None:
+    """A process that outlives its rank breaks the bound, and no other."""
+    promises = [bounds.recovers_within(20), bounds.leaves_nothing_behind()]
+    with pytest.raises(BoundExceeded, match="leaves_nothing_behind") as caught:
+        run(scenario(STOP, args=("--orphan",), promises=promises), options=options)
+    assert "FAILED   recovers_within" not in str(caught.value)
+
+
+def test_a_fault_that_this_kernel_lacks_is_refused_before_any_rank_starts(options) -> None:
+    """The refusal names what is missing; where the kernel has it, the same fault is taken."""
+    seeded = Injection(
+        fault=faults.PacketLoss(ratio=0.5, seed=1, duration_s=0.2), on=node(1), at=at_step(5)
+    )
+    try:
+        run(scenario(seeded, job=dataclasses.replace(JOB, steps=300)), options=options)
+    except NotAvailable as refused:
+        assert "netem" in str(refused)  # noqa: PT017  either branch is checked
+        assert not list(options.reports.glob("*"))

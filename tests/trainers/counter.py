@@ -1,0 +1,41 @@
+"""A job without training: it counts, says so, and does what its arguments ask.
+
+For tests of the harness alone, where a model would only cost time.
+"""
+
+import argparse
+import os
+import sys
+import time
+
+from chaoslab import probe
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--seed", type=int)
+    parser.add_argument("--step-s", type=float, default=0.01)
+    parser.add_argument("--silent-after", type=int, default=None)
+    parser.add_argument("--garbage-at", type=int, default=None)
+    parser.add_argument("--orphan", action="store_true")
+    chosen = parser.parse_args()
+    probe.emit("rank_started", pid=os.getpid())
+    for step in range(1, chosen.steps + 1):
+        time.sleep(chosen.step_s)
+        if step == chosen.garbage_at:
+            with open(os.environ["CHAOSLAB_EVENTS"], "ab") as events:
+                events.write(b'{"kind": "step", "t_s"\n')
+        if chosen.silent_after is not None and step > chosen.silent_after:
+            continue
+        probe.emit("step", step=step, loss=1.0 / step)
+    if chosen.orphan and os.fork() == 0:
+        os.setsid()
+        time.sleep(60)
+    if chosen.silent_after is None:
+        probe.emit("rank_exited", status=0)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
