@@ -3,26 +3,11 @@
 The torn checkpoint must never be used, and the last acknowledged one never be lost.
 """
 
-from chaoslab import (
-    Injection,
-    Job,
-    Scenario,
-    bounds,
-    during_save,
-    faults,
-    on_failure,
-    rank,
-    run,
-)
+from chaoslab import Injection, Scenario, bounds, during_save, faults, rank, run
+from scenarios.jobs import CHARLM
 
 KILL = Scenario(
-    job=Job(
-        script="examples/charlm.py",
-        nodes=4,
-        steps=200,
-        args=("--save-every", "20", "--step-floor-s", "0.05"),
-        restart=on_failure(limit=3),
-    ),
+    job=CHARLM,
     schedule=[Injection(fault=faults.Kill(), on=rank(1), at=during_save(nth=3, at=0.5))],
     bounds=[
         bounds.noticed_within(15),

@@ -1,20 +1,15 @@
-"""A node loses a fifth of its packets for half a minute.
+"""A node loses a fifth of its packets, both ways, for half a minute.
 
 TCP hides loss as delay: the job crawls, and may or may not see a timeout. What must hold is
 that it is back within 12 s of the link being whole again, that nothing acknowledged is lost,
 and that it ends with the very parameters of a run that saw no fault.
 """
 
-from chaoslab import Injection, Job, Scenario, at_step, bounds, faults, node, on_failure, run
+from chaoslab import Injection, Scenario, at_step, bounds, faults, node, run
+from scenarios.jobs import CHARLM
 
 LOSS = Scenario(
-    job=Job(
-        script="examples/charlm.py",
-        nodes=4,
-        steps=200,
-        args=("--save-every", "20", "--step-floor-s", "0.05"),
-        restart=on_failure(limit=3),
-    ),
+    job=CHARLM,
     schedule=[
         Injection(fault=faults.PacketLoss(ratio=0.20, duration_s=30), on=node(2), at=at_step(50))
     ],

@@ -49,7 +49,7 @@ def test_a_history_is_in_order_of_time_however_its_events_arrive(events) -> None
 )  # fmt: skip
 def test_a_line_that_is_no_event_is_refused(line) -> None:
     """Each damaged line raises, and none is taken for an event."""
-    with pytest.raises(ValueError, match="."):
+    with pytest.raises(ValueError, match=r"."):
         event_from_json(line)
 
 

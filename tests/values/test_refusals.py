@@ -66,7 +66,7 @@ BAD_FAULTS = [
     lambda: faults.Delay(delay_s=1, distribution=(40000,)),
     lambda: faults.Reordering(ratio=0.5, delay_s=0.1, gap=0),
     lambda: faults.RateLimit(rate_bytes_per_s=0),
-    lambda: faults.Slots(),
+    faults.Slots,
     lambda: faults.Slots(min_delay_s=0.2, max_delay_s=0.1),
     lambda: faults.Slots(distribution="normal"),
     lambda: faults.Combined(parts=(faults.PacketLoss(ratio=0.1),)),

@@ -1,0 +1,1 @@
+"""Scenarios: one story a file. Run them with `pytest scenarios/`."""

@@ -1,0 +1,46 @@
+"""A negative control for every bound of the scenarios.
+
+The same scenario, with a trainer that has the defect which the bound is there to find, FAILS by
+that bound and by no other. The scenarios themselves are the healthy twins.
+"""
+
+import dataclasses
+
+import pytest
+
+from chaoslab import NEVER, BoundExceeded, Options, Verdict, run
+from chaoslab.runner import SESSION
+from scenarios.test_hard_disconnect import DISCONNECT
+from scenarios.test_kill_during_save import KILL
+from scenarios.test_node_gone import GONE
+
+pytestmark = [pytest.mark.netem(needed=False), pytest.mark.nightly]
+
+CONTROLS = [
+    ("noticed_within", DISCONNECT, "no_timeout", {}),
+    ("retries_at_most", DISCONNECT, "no_backoff", {}),
+    ("recovers_within", DISCONNECT, "fragile", {"restart": NEVER}),
+    ("circuit_opens_within", GONE, "no_breaker", {"limit_s": 75.0}),
+    ("keeps_acknowledged", KILL, "in_place_save", {}),
+    ("same_result_as_twin", KILL, "forgets_random_state", {}),
+]
+
+
+def defective(scenario, trainer, changes):
+    job = dataclasses.replace(scenario.job, script=f"tests/trainers/{trainer}.py", **changes)
+    return dataclasses.replace(scenario, job=job)
+
+
+@pytest.mark.parametrize(
+    ("bound", "scenario", "trainer", "changes"), CONTROLS, ids=[f"{c[2]}" for c in CONTROLS]
+)
+def test_a_defect_breaks_its_bound_and_no_other(
+    tmp_path, bound, scenario, trainer, changes
+) -> None:
+    """The defect is found, and named by the bound that is there for it."""
+    options = Options(reports=tmp_path, kernel="host")
+    with pytest.raises(BoundExceeded):
+        run(defective(scenario, trainer, changes), options=options)
+    judgements = SESSION.reports[-1].findings.judgements
+    broken = {judgement.bound for judgement in judgements if judgement.verdict is Verdict.FAILED}
+    assert [name.partition("(")[0] for name in broken] == [bound]
