@@ -79,7 +79,9 @@ class Block(nn.Module):
         query, key, value = parts.permute(2, 0, 3, 1, 4)
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.dropout(self.out(mixed.transpose(1, 2).reshape(batch, length, WIDTH)))
-        return x + self.dropout(self.down(functional.gelu(self.up(self.norm2(x)))))
+        mapped: torch.Tensor = self.down(functional.gelu(self.up(self.norm2(x))))
+        summed: torch.Tensor = x + self.dropout(mapped)
+        return summed
 
 
 class CharacterModel(nn.Module):
@@ -95,7 +97,8 @@ class CharacterModel(nn.Module):
     def forward(self, codes: torch.Tensor) -> torch.Tensor:
         """Map codes (batch, time) to logits (batch, time, vocabulary)."""
         x = self.characters(codes) + self.places.weight[: codes.shape[1]]
-        return self.head(self.norm(self.blocks(x)))
+        logits: torch.Tensor = self.head(self.norm(self.blocks(x)))
+        return logits
 
 
 class CharacterTask:
@@ -138,7 +141,7 @@ class CharacterTask:
         logits = (self.ddp or self.model)(codes[:, :-1])
         loss = functional.cross_entropy(logits.flatten(0, 1), codes[:, 1:].flatten())
         self.optimizer.zero_grad()
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         self.optimizer.step()
         self.schedule.step()
         time.sleep(max(0.0, start_s + self.options.step_floor_s - time.monotonic()))
@@ -193,7 +196,9 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=2, help="samples per rank and step")
     parser.add_argument("--step-floor-s", type=float, default=0.0, help="no step is shorter")
     parser.add_argument("--timeout-s", type=float, default=5.0, help="of each collective")
-    parser.add_argument("--patience-s", type=float, default=20.0, help="downtime until giving up")
+    parser.add_argument(
+        "--patience-s", type=float, default=20.0, help="wait for absent ranks until giving up"
+    )
     parser.add_argument("--attempts", type=int, default=10, help="failures without a new step")
     parser.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
     return parser.parse_args(arguments)
@@ -207,7 +212,11 @@ def make_runner(options: argparse.Namespace, *, rank: int, world_size: int) -> F
         rank=rank,
         world_size=world_size,
         checkpoints=AtomicCheckpointManager(
-            os.environ["CHAOSLAB_CHECKPOINTS"], rank=rank, world_size=world_size, keep=options.keep
+            os.environ["CHAOSLAB_CHECKPOINTS"],
+            rank=rank,
+            world_size=world_size,
+            keep=options.keep,
+            deadline_s=options.timeout_s,  # a lost peer is noticed here as soon as in a collective
         ),
         save_every_steps=options.save_every,
         limits=Limits(

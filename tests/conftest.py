@@ -1,4 +1,5 @@
 """What all tests share: the nightly mark."""
+
 import sys
 
 import pytest

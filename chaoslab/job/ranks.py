@@ -147,6 +147,8 @@ class Ranks:
         key = event["key"] or ""
         if key == STORE_KEY:
             self._note_exit(event, store=True)
+        if key.startswith("agent-"):
+            self._note_exit(event, agent=True, node=int(key.removeprefix("agent-")))
         if not key.startswith("rank-"):
             return
         rank, incarnation = (int(part) for part in key.removeprefix("rank-").split("."))

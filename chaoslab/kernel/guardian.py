@@ -1,9 +1,10 @@
 """Owns one guest on the host: starts it, outlives the caller, and leaves nothing.
 
-Runs as a script (``python -I -S guardian.py ORDER``), standard library only, in a session of its
-own, so that neither Ctrl-C nor the death of the caller reaches it or the guest. When the caller
-dies, however it dies, the guest is asked to end (its command gets SIGINT), and is killed when it
-has not ended after a grace period. The scratch folder is removed in every case.
+Runs as a script (``python -I -S guardian.py START``; the guest's order comes on standard input),
+standard library only, in a session of its own, so that neither Ctrl-C nor the death of the caller
+reaches it or the guest. When the caller dies, however it dies, the guest is asked to end (its
+command gets SIGINT), and is killed when it has not ended after a grace period. The scratch folder
+is removed in every case.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ if TYPE_CHECKING:  # the real constant costs an import of typing
 GRACE_S = 2.2
 """The guest gives its command 1 s and needs some for its last sync."""
 REBALANCE_S = 2.0
+ORDER_NAME = "order.json"
 SCRATCH_PREFIX = "/chaoslab-kernel-"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -176,6 +178,8 @@ def main() -> int:
     kernel = None
     try:
         os.mkdir(order["scratch"], 0o700)  # noqa: PTH102
+        with open(f"{order['scratch']}/{ORDER_NAME}", "wb") as file:  # noqa: PTH123
+            shutil.copyfileobj(sys.stdin.buffer, file)
         sweep_abandoned()
         order["pin"] = Pin() if order["pin"] else None
         kernel = subprocess.Popen(

@@ -12,8 +12,9 @@ ttyS2   standard input of the command
 ttyS3   control: requests from the host, reports to the host, one JSON value a line
 ======  ================================================================
 
-Reports: ``ready``, ``started``, ``failed`` (text), ``exited`` (status, out_of_memory).
-Requests: the order (first line), then ``signal`` (number), ``halt``, ``stdin_end`` (bytes sent).
+Reports: ``started``, ``fed`` (bytes of input taken), ``failed`` (at what, text), ``exited``
+(status, out_of_memory). Requests: ``signal`` (number), ``halt`` (gently or now). What to run
+stands in a file, since a serial line of the guest is no place for more than 4 KB at a time.
 """
 
 from __future__ import annotations
@@ -151,6 +152,10 @@ class Control:
         """Tell the host."""
         write_all(self.fd, json.dumps(fields).encode() + b"\n")
 
+    def waiting(self) -> bool:
+        """Say whether a request can be read without waiting."""
+        return bool(select.select([self.fd], [], [], 0)[0])
+
     def requests(self) -> list[Report]:
         """Wait for bytes and give the requests that are complete; a lost host is ``halt``."""
         try:
@@ -233,8 +238,11 @@ def read_exactly(fd: int, size: int) -> bytes:
     return data
 
 
-def feed(line: int, target: int) -> None:
-    """Unpack frames (length in 4 bytes, data; 0 is the end) from *line* into the pipe *target*."""
+def feed(line: int, target: int, control: Control) -> None:
+    """Unpack frames (length in 4 bytes, data; 0 is the end) from *line* into the pipe *target*.
+
+    Each is acknowledged with its size, so that the line never holds more than one.
+    """
     reads = True
     while size := int.from_bytes(read_exactly(line, 4), "big"):
         data = read_exactly(line, size)
@@ -243,6 +251,7 @@ def feed(line: int, target: int) -> None:
                 write_all(target, data)
             except BrokenPipeError:  # the command does not want the rest
                 reads = False
+        control.report(fed=size)
     os.close(target)
 
 
@@ -278,7 +287,7 @@ class Guest:
             self.pumps_left += 1
             _thread.start_new_thread(pump, (read, open_line(index), self.done))
         if feed_end >= 0:
-            _thread.start_new_thread(feed, (open_line(2), feed_end))
+            _thread.start_new_thread(feed, (open_line(2), feed_end, self.control))
 
     def obey(self, request: Report) -> None:
         """Carry out one request of the host."""
@@ -361,18 +370,13 @@ def killed_for_memory(pid: int) -> str:
         os.close(fd)
 
 
-def serve(control: Control) -> None:
-    """Take the order, run it, report its end."""
-    control.report(ready=True)
-    orders: list[Report] = []
-    while not orders:
-        orders = control.requests()
-    order, *early = orders
-    if "argv" not in order:
-        return
+def serve(control: Control, order: Report) -> None:
+    """Run the order, report its end."""
     if order["preload"]:
         with open(PRELOAD, "wb") as file:  # noqa: PTH123  see mount()
             file.write(raw(order["preload"]))
+    if control.waiting() and any("halt" in request for request in control.requests()):
+        return  # the caller died during the boot
     guest = Guest(control, order)
     try:
         guest.start()
@@ -380,8 +384,6 @@ def serve(control: Control) -> None:
         control.report(failed="start", text=failure.strerror or str(failure))
         return
     control.report(started=True)
-    for request in early:
-        guest.obey(request)
     guest.attend()
     memory = killed_for_memory(guest.pid) if guest.status == -signal.SIGKILL else ""
     os.sync()  # hostfs keeps written pages in the guest until then
@@ -391,9 +393,12 @@ def serve(control: Control) -> None:
 
 def main() -> None:
     """Prepare the machine, serve, power off; a failure is reported first."""
-    step = "mounting"
+    step = "reading the order"
     control = None
     try:
+        with open(sys.argv[2], "rb") as file:  # noqa: PTH123  see mount()
+            order = json.loads(file.read())
+        step = "mounting"
         mount_all()
         step = "opening the control line"
         control = Control()
@@ -402,7 +407,7 @@ def main() -> None:
         step = "preparing the network"
         tune()
         step = "serving"
-        serve(control)
+        serve(control, order)
     except BaseException as failure:  # noqa: BLE001  process 1 must not die before it has spoken
         sys.excepthook(*sys.exc_info())
         if control is not None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import IO
 
 from chaoslab.kernel.errors import KernelError
-from chaoslab.kernel.guardian import SCRATCH_PREFIX, sweep_abandoned
+from chaoslab.kernel.guardian import ORDER_NAME, SCRATCH_PREFIX, sweep_abandoned
 from chaoslab.kernel.uml import UmlParts
 
 LIMITS = ("RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_STACK", "RLIMIT_CORE", "RLIMIT_FSIZE")
@@ -101,12 +101,13 @@ def kernel_argv(
         "-S",
         quoted(script("guest_init.py")),
         quoted(str(parts.modules)),
+        quoted(f"{scratch}/{ORDER_NAME}"),
     ]
 
 
 @contextlib.contextmanager
-def booted(parts: UmlParts, *, memory_bytes: int) -> Iterator[Lines]:
-    """Start a guest; at the end it and everything of it are gone.
+def booted(parts: UmlParts, order: Mapping[str, object], *, memory_bytes: int) -> Iterator[Lines]:
+    """Start a guest for *order* (see make_order); at the end everything of it is gone.
 
     Raises:
         KernelError: the guardian did not end.
@@ -117,7 +118,7 @@ def booted(parts: UmlParts, *, memory_bytes: int) -> Iterator[Lines]:
     with tempfile.TemporaryFile(dir=parts.memory_dir, buffering=0) as console:
         ends = {name: pipe[1 if name in to_host else 0] for name, pipe in pipes.items()}
         ends["console"] = console.fileno()
-        order = {
+        start = {
             "argv": kernel_argv(parts, memory_bytes=memory_bytes, scratch=scratch, ends=ends),
             "env": {"TMPDIR": str(parts.memory_dir), "PATH": os.environ.get("PATH", os.defpath)},
             "scratch": str(scratch),
@@ -128,8 +129,8 @@ def booted(parts: UmlParts, *, memory_bytes: int) -> Iterator[Lines]:
             "pin": True,
         }
         guardian = subprocess.Popen(
-            [sys.executable, "-I", "-S", script("guardian.py"), json.dumps(order)],
-            stdin=subprocess.DEVNULL,
+            [sys.executable, "-I", "-S", script("guardian.py"), json.dumps(start)],
+            stdin=subprocess.PIPE,
             stdout=console,
             stderr=console,
             cwd="/",
@@ -141,11 +142,20 @@ def booted(parts: UmlParts, *, memory_bytes: int) -> Iterator[Lines]:
         mine = {name: pipe[0 if name in to_host else 1] for name, pipe in pipes.items()}
         lines = Lines(console=console, guardian=guardian, **mine)
         try:
+            hand_over(guardian, json.dumps(order).encode())
             yield lines
         finally:
             end(lines)
             for fd in mine.values():
                 os.close(fd)
+
+
+def hand_over(guardian: "subprocess.Popen[bytes]", order: bytes) -> None:
+    """Give the guardian the order, which is nobody else's to read (it has the environment)."""
+    assert guardian.stdin is not None
+    with contextlib.suppress(BrokenPipeError):  # it has been killed; the lines will show it
+        guardian.stdin.write(order)
+        guardian.stdin.close()
 
 
 def end(lines: Lines) -> None:

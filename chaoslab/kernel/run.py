@@ -53,7 +53,7 @@ def run_in_uml(
     memory = memory_bytes_for(memory_bytes, parts)
     order = make_order(argv, cwd=cwd, env=env, stdin=stdin, outputs=(stdout, stderr))
     boot_until_s = time.monotonic() + boot_limit_s
-    with booted(parts, memory_bytes=memory) as lines:
+    with booted(parts, order, memory_bytes=memory) as lines:
         session = Session(
             lines=lines,
             order=order,
@@ -80,7 +80,7 @@ def make_order(
     stdin: int | None,
     outputs: tuple[int, int],
 ) -> dict[str, Any]:
-    """Give the first line that the guest's process 1 reads: what to run, and in what state."""
+    """Give the file that the guest's process 1 reads: what to run, and in what state."""
     if not argv:
         raise KernelError("argv is empty: want a command and its arguments")
     inside = {**env, INSIDE_VARIABLE: "1", "TMPDIR": GUEST_TMPDIR}

@@ -15,9 +15,10 @@ from chaoslab.kernel.errors import KernelError
 from chaoslab.kernel.launch import Lines
 
 CHUNK_BYTES = 1 << 16
-FRAME_BYTES = select.PIPE_BUF - 4
-"""A pipe that polls as writable takes PIPE_BUF bytes without blocking. Source: pipe(7)."""
-END_FRAME = b"\0\0\0\0"
+FRAME_BYTES = 2048
+"""Input on its way at any time. A serial line of the guest never wakes again once its buffer of
+4096 bytes has been throttled (line_throttle in arch/um/drivers/line.c of Linux 6.1), so each piece
+is acknowledged before the next. This can go when a 1 MiB input passes without."""
 TICK_S = 0.25
 HALT_LIMIT_S = 5.0
 LAST_BYTES_S = 1.0
@@ -179,8 +180,9 @@ class Session:
 
     def _note(self, report: dict[str, Any]) -> None:
         """Take in one report of the guest."""
-        if "ready" in report:
-            self._lines.ask(**self._order)
+        if "fed" in report:
+            if report["fed"] and self._stdin is not None:
+                self._selector.register(self._stdin, selectors.EVENT_READ)
         elif "started" in report:
             self._state = "running"
             self._until_s = float("inf")
@@ -188,6 +190,8 @@ class Session:
                 self._until_s = time.monotonic() + self._limit_s
             if self._stdin is not None:
                 self._selector.register(self._stdin, selectors.EVENT_READ)
+            if self._signal:  # it came between the command's start and this report
+                self._lines.ask(signal=self._signal)
         else:
             self._state = "ended"
             self._until_s = time.monotonic() + HALT_LIMIT_S
@@ -221,9 +225,7 @@ class Session:
         self._selector.register(self._lines.stdin, selectors.EVENT_WRITE)
 
     def _send_input(self) -> None:
-        """Send the frame that is waiting; ask for more unless it was the last."""
+        """Send the frame that is waiting; the guest says when it may have another."""
         with contextlib.suppress(BrokenPipeError):
             os.write(self._lines.stdin, self._input)
         self._selector.unregister(self._lines.stdin)
-        if len(self._input) > len(END_FRAME) and self._stdin is not None:
-            self._selector.register(self._stdin, selectors.EVENT_READ)

@@ -14,9 +14,10 @@ Source: sysexits.h, EX_TEMPFAIL.
 class CircuitBreaker:
     """Counts the failures and the downtime of one job; open means: give up.
 
-    patience_s: longest downtime, from the first failure until steps complete again. attempts:
-    most failures in a row without a step beyond the highest one: a rejoin by itself is no
-    progress, or a crash at the same step would be retried for ever.
+    patience_s: longest time without a group of all ranks, from its loss until they have gathered
+    again: it is for peers that do not come. attempts: most failures in a row without a step
+    beyond the highest one: it is for peers that do come and fail again, as on a lossy link; a
+    rejoin by itself is no progress, or a crash at the same step would be retried for ever.
     """
 
     def __init__(self, *, patience_s: float, attempts: int) -> None:
@@ -36,6 +37,10 @@ class CircuitBreaker:
         self.failures += 1
         if self._down_since_s is None:
             self._down_since_s = now_s
+
+    def gathered(self) -> None:
+        """Note that all ranks have come together again: downtime ends, failures still count."""
+        self._down_since_s = None
 
     def stepped(self, step: int) -> None:
         """Note a completed step: downtime ends; a new highest step also clears the failures."""

@@ -11,29 +11,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
-import hashlib
 import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from chaoslab import probe
-from chaoslab.resilience import layout
+from chaoslab.resilience import layout, saving
 from chaoslab.resilience.errors import (
     CheckpointCorrupt,
     CheckpointWriteFailed,
     SaveAbandoned,
 )
-
-FAILED = ".failed"
-NOTE = ".note"
-POLL_S = 0.002
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,27 +44,6 @@ class Found:
     step: int
     path: Path
     refused: tuple[layout.Refused, ...]
-
-
-class _DigestingFile:
-    """What torch.save writes to: passes bytes on and folds them into a digest."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._sum = hashlib.blake2b()
-        self.size_bytes = 0
-
-    def write(self, data: Any) -> int:
-        self._sum.update(data)
-        self.size_bytes += len(data)
-        return int(self._file.write(data))
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    @property
-    def digest(self) -> str:
-        return self._sum.hexdigest()
 
 
 class AtomicCheckpointManager:
@@ -105,7 +77,7 @@ class AtomicCheckpointManager:
         state: dict[str, Any],
         *,
         attempt: str = "solo",
-        should_stop: Callable[[], str | None] = lambda: None,
+        should_stop: saving.StopReason = lambda: None,
     ) -> Path:
         """Save every rank's state as the checkpoint of this step; all ranks call it together.
 
@@ -121,7 +93,7 @@ class AtomicCheckpointManager:
         work = self.directory / f".tmp-{layout.step_name(step)}-{attempt}"
         final = self.directory / layout.step_name(step)
         try:
-            with _shared_lock(work):
+            with saving.shared_lock(work):
                 self._write_shard(work, state)
                 if self.rank == 0:
                     shards = self._collect(work, deadline_s, should_stop)
@@ -132,7 +104,7 @@ class AtomicCheckpointManager:
                     self._await_commit(work, final, attempt, deadline_s, should_stop)
         except OSError as error:
             self._give_up(work)
-            raise CheckpointWriteFailed(_advice(work, error)) from error
+            raise CheckpointWriteFailed(saving.advice(work, error)) from error
         except BaseException:
             self._give_up(work)
             raise
@@ -171,7 +143,7 @@ class AtomicCheckpointManager:
         return Survey(steps=tuple(steps), refused=tuple(refused))
 
     def load(self, step: int) -> dict[str, Any]:
-        """Load this rank's state of a step's checkpoint (weights_only). Raises: CheckpointCorrupt."""
+        """Load this rank's state of a step (weights_only). Raises: CheckpointCorrupt."""
         problems = []
         for found, path in layout.candidates(self.directory):
             if found != step:
@@ -188,26 +160,26 @@ class AtomicCheckpointManager:
     def _write_shard(self, work: Path, state: dict[str, Any]) -> None:
         name = layout.shard_name(self.rank)
         with (work / name).open("wb") as raw:
-            file = _DigestingFile(probe.watched(raw))
+            file = saving.DigestingFile(probe.watched(raw))
             try:
-                torch.save(state, file)
+                torch.save(state, file)  # type: ignore[arg-type]
             except RuntimeError as error:  # torch's form of ENOSPC and EIO
-                raise CheckpointWriteFailed(_advice(work, error)) from error
+                raise CheckpointWriteFailed(saving.advice(work, error)) from error
             raw.flush()
             os.fsync(raw.fileno())
         shard = layout.Shard(name=name, size_bytes=file.size_bytes, digest=file.digest)
-        note = work / f"{name}{NOTE}"
+        note = work / f"{name}{saving.NOTE}"
         draft = note.with_suffix(".draft")
         draft.write_text(json.dumps(dataclasses.asdict(shard)), encoding="utf-8")
         draft.rename(note)  # whole or absent, since rank 0 reads it as soon as it is there
 
     def _collect(
-        self, work: Path, deadline_s: float, should_stop: Callable[[], str | None]
+        self, work: Path, deadline_s: float, should_stop: saving.StopReason
     ) -> tuple[layout.Shard, ...]:
         """Wait for every rank's note, and check each shard against it. Raises: SaveAbandoned."""
-        wanted = {f"{layout.shard_name(rank)}{NOTE}" for rank in range(self.world_size)}
-        while missing := wanted - _names_unless_failed(work):
-            _pause(deadline_s, should_stop, f"the shards of {sorted(missing)}")
+        wanted = {f"{layout.shard_name(rank)}{saving.NOTE}" for rank in range(self.world_size)}
+        while missing := wanted - saving.names_unless_failed(work):
+            saving.pause(deadline_s, should_stop, f"the shards of {sorted(missing)}")
         shards = []
         for name in sorted(wanted):
             note = work / name
@@ -228,13 +200,13 @@ class AtomicCheckpointManager:
             file.write(manifest.to_json())
             file.flush()
             os.fsync(file.fileno())
-        _fsync_directory(work)
+        saving.fsync_directory(work)
         aside = None
         if final.exists():  # saved before, in a future that this run went back from
             aside = self.directory / f".replaced-{final.name}-{manifest.attempt}"
             final.rename(aside)
         work.rename(final)
-        _fsync_directory(self.directory)
+        saving.fsync_directory(self.directory)
         if aside is not None:
             shutil.rmtree(aside, ignore_errors=True)
 
@@ -244,15 +216,15 @@ class AtomicCheckpointManager:
         final: Path,
         attempt: str,
         deadline_s: float,
-        should_stop: Callable[[], str | None],
+        should_stop: saving.StopReason,
     ) -> None:
         """Wait until rank 0 has renamed the directory. Raises: SaveAbandoned."""
         while True:
             try:
-                _names_unless_failed(work)
+                saving.names_unless_failed(work)
             except FileNotFoundError:
                 break
-            _pause(deadline_s, should_stop, "rank 0 to commit")
+            saving.pause(deadline_s, should_stop, "rank 0 to commit")
         try:
             manifest = layout.read_manifest(final)
         except CheckpointCorrupt as error:
@@ -261,7 +233,7 @@ class AtomicCheckpointManager:
             raise SaveAbandoned(f"{work} is gone: {final} was saved by {manifest.attempt}")
         # The rename is visible before rank 0 has made it durable: whoever says "committed" first
         # must have done so itself.
-        _fsync_directory(self.directory)
+        saving.fsync_directory(self.directory)
 
     def _give_up(self, work: Path) -> None:
         """Tell the others that this rank's part will not come; the deadline tells them if not.
@@ -272,7 +244,7 @@ class AtomicCheckpointManager:
         with contextlib.suppress(OSError):
             shard.unlink(missing_ok=True)
         with contextlib.suppress(OSError):
-            work.joinpath(f"{shard.name}{FAILED}").touch()
+            work.joinpath(f"{shard.name}{saving.FAILED}").touch()
 
     def _tidy(self, committed: int) -> None:
         """Remove what is no longer wanted; a failure here costs space, never the save."""
@@ -295,7 +267,7 @@ class AtomicCheckpointManager:
                 continue
             if path.name.startswith(".replaced-") and not _superseded(path, whole):
                 continue
-            if _remove_unlocked(path):
+            if saving.remove_unlocked(path):
                 swept.append(path)
         return swept
 
@@ -311,63 +283,3 @@ def _is_whole(path: Path) -> bool:
 
 def _superseded(path: Path, whole: set[int]) -> bool:
     return int(path.name.split("-")[2]) in whole
-
-
-def _remove_unlocked(path: Path) -> bool:
-    """Remove a directory unless a process holds its lock."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
-    except OSError:
-        return False
-    finally:
-        os.close(fd)
-    return True
-
-
-@contextlib.contextmanager
-def _shared_lock(work: Path) -> Iterator[None]:
-    """Make the directory and hold its lock, which ends with the process, however it ends."""
-    work.mkdir(parents=True, exist_ok=True)
-    fd = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        yield
-    finally:
-        os.close(fd)
-
-
-def _names_unless_failed(work: Path) -> set[str]:
-    names = set(os.listdir(work))  # noqa: PTH208 - one call in a polling loop
-    failed = sorted(name.removesuffix(FAILED) for name in names if name.endswith(FAILED))
-    if failed:
-        raise SaveAbandoned(f"{work.name}: {failed[0]} could not be written; see that rank's error")
-    return names
-
-
-def _pause(deadline_s: float, should_stop: Callable[[], str | None], awaited: str) -> None:
-    reason = should_stop()
-    if reason is None and time.monotonic() > deadline_s:
-        reason = "the deadline has passed"
-    if reason is not None:
-        raise SaveAbandoned(f"waited for {awaited}: {reason}")
-    time.sleep(POLL_S)
-
-
-def _fsync_directory(path: Path) -> None:
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _advice(work: Path, error: Exception) -> str:
-    return (
-        f"{work.parent}: cannot save: {error}; want a writable directory with room for another "
-        "checkpoint beside those kept"
-    )

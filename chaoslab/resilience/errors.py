@@ -27,6 +27,10 @@ class SaveAbandoned(CheckpointError):
     """A peer failed, or did not deliver its part within the deadline."""
 
 
+class SaveTimedOut(SaveAbandoned):
+    """A peer said nothing of its part within the deadline: it may be gone."""
+
+
 class CheckpointCorrupt(CheckpointError):
     """A checkpoint does not hold what its manifest promises."""
 

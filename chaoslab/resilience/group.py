@@ -10,25 +10,25 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import json
 import os
-import re
 import select
 import socket
-import stat
 import threading
 from datetime import timedelta
 
 import torch.distributed as dist
 
+from chaoslab.resilience import sockets
 from chaoslab.resilience.client import StoreClient
 from chaoslab.resilience.errors import GroupLost, StoreError
 from chaoslab.resilience.rendezvous import GENERATION_KEY
 from chaoslab.resilience.torch_store import TorchStore
 
-ADDRESS = re.compile(r"\[([0-9a-fA-F.:]+)\]:(\d+)")
 NAMES_S = 1.0
 """Limit of telling and learning which rank has which address: it only serves the blame."""
+
+WATCHER_JOIN_S = 0.1
+"""A watcher that is just connecting to a store that is cut off ends by itself a little later."""
 
 WATCH_S = 2.0
 """One question of the watcher to the store lasts this long at most."""
@@ -51,8 +51,8 @@ class Group:
         self.blamed_rank: int | None = None
         self._client = StoreClient(*client.address, timeout_s=timeout_s)
         self._watcher = StoreClient(*client.address, timeout_s=timeout_s)
-        self._before = _sockets()
-        self._names: _Names | None = None
+        self._before = sockets.connected()
+        self._names: sockets.Names | None = None
         self._connected = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="generation-watcher", daemon=True)
         self._thread.start()
@@ -65,8 +65,8 @@ class Group:
             self.close(deadline_s=timeout_s)
             raise
         self._sockets = self._opened()
-        self._names = _Names(self._watcher, number=number, rank=rank, world_size=world_size)
-        self._peers = {fd: end for fd in self._sockets if (end := _end(fd))}
+        self._names = sockets.Names(self._watcher, number=number, rank=rank, world_size=world_size)
+        self._peers = {fd: end for fd in self._sockets if (end := sockets.end_of(fd))}
         with contextlib.suppress(StoreError):  # costs the blame, not the group
             self._names.publish(self._sockets, timeout_s=NAMES_S)
         self._connected.set()
@@ -78,7 +78,7 @@ class Group:
 
     def check(self) -> str | None:
         """Say why the group is lost, None while it is whole; looks at the sockets."""
-        if self._lost is None and (fd := self._closed_by_end()) is not None:
+        if self._lost is None and (fd := self._closed_byend_of()) is not None:
             peer = self._peers.get(fd)
             self.blamed_rank = self.blame(f"[{peer[0]}]:{peer[1]}") if peer else None
             self._lose("a peer closed its connection")
@@ -89,7 +89,7 @@ class Group:
 
         It is the other end of the connection that broke: not always the rank that failed first.
         """
-        match = ADDRESS.search(message)
+        match = sockets.ADDRESS.search(message)
         if match is None or self._names is None:
             return None
         return self._names.owners.get(f"{match[1].removeprefix('::ffff:')} {match[2]}")
@@ -103,7 +103,7 @@ class Group:
         """Shut down this process's own gloo sockets: whoever waits on them is woken."""
         for fd, inode in self._own() if self._sockets else self._opened().items():
             with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
-                if _inode(fd) == inode:
+                if sockets.inode_of(fd) == inode:
                     sock.shutdown(socket.SHUT_RDWR)
 
     def close(self, *, deadline_s: float) -> bool:
@@ -119,7 +119,7 @@ class Group:
         worker.start()
         worker.join(deadline_s)
         self._client.close()
-        self._thread.join(deadline_s)
+        self._thread.join(WATCHER_JOIN_S)
         return not worker.is_alive()
 
     def finish(self) -> None:
@@ -156,44 +156,23 @@ class Group:
         """
         return {
             fd: inode
-            for fd, inode in _sockets().items()
-            if self._before.get(fd) != inode and (_end(fd) or ())[:2] != self._client.address
+            for fd, inode in sockets.connected().items()
+            if self._before.get(fd) != inode
+            and (sockets.end_of(fd) or ())[:2] != self._client.address
         }
 
     def _own(self) -> list[tuple[int, int]]:
         """Give those of the group's sockets that are still open, not reused for another."""
-        return [(fd, inode) for fd, inode in self._sockets.items() if _inode(fd) == inode]
+        return [(fd, inode) for fd, inode in self._sockets.items() if sockets.inode_of(fd) == inode]
 
-    def _closed_by_end(self) -> int | None:
+    def _closed_byend_of(self) -> int | None:
         """Give a socket that a peer has closed, or that gloo closed since it found it broken."""
         poller = select.poll()
         for fd, inode in self._sockets.items():
-            if _inode(fd) != inode:
+            if sockets.inode_of(fd) != inode:
                 return fd
             poller.register(fd, select.POLLRDHUP)
         return next((fd for fd, _ in poller.poll(0)), None)
-
-
-class _Names:
-    """Which rank has which end of a connection: each tells its own through the store."""
-
-    def __init__(self, client: StoreClient, *, number: int, rank: int, world_size: int) -> None:
-        self._client, self._rank = client, rank
-        self._keys = [f"sockets/{number}/{other}" for other in range(world_size)]
-        self.owners: dict[str, int] = {}
-
-    def publish(self, sockets: dict[int, int], *, timeout_s: float) -> None:
-        """Tell this rank's ends. Raises: StoreError."""
-        ends = [f"{end[0]} {end[1]}" for fd in sockets if (end := _end(fd, own=True))]
-        self._client.set(self._keys[self._rank], json.dumps(ends).encode(), timeout_s=timeout_s)
-
-    def learn(self, *, timeout_s: float) -> None:
-        """Learn the others' ends. Raises: StoreError."""
-        self._client.wait(self._keys, timeout_s=timeout_s)
-        found = self._client.multi_get(self._keys, timeout_s=timeout_s)
-        self.owners = {
-            end: rank for rank, value in enumerate(found) for end in json.loads(value or b"[]")
-        }
 
 
 def _start_gloo(
@@ -201,7 +180,9 @@ def _start_gloo(
 ) -> None:
     limit = timedelta(seconds=timeout_s)
     store.set_timeout(limit)
-    own = dist.PrefixStore(f"gloo/{number}", store)
+    own = dist.PrefixStore(  # type: ignore[attr-defined]
+        f"gloo/{number}", store
+    )
     dist.init_process_group("gloo", store=own, rank=rank, world_size=world_size, timeout=limit)
 
 
@@ -209,35 +190,3 @@ def _destroy() -> None:
     if dist.is_initialized():
         with contextlib.suppress(RuntimeError):  # the group is broken: that is why it goes
             dist.destroy_process_group()
-
-
-def _inode(fd: int) -> int | None:
-    try:
-        status = os.fstat(fd)
-    except OSError:
-        return None
-    return status.st_ino if stat.S_ISSOCK(status.st_mode) else None
-
-
-def _sockets() -> dict[int, int]:
-    """Give this process's connected TCP sockets, as descriptor and inode."""
-    found = {}
-    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names only, no Path needed
-        inode = _inode(int(name))
-        if inode is not None and _end(int(name)) is not None:
-            found[int(name)] = inode
-    return found
-
-
-def _end(fd: int, *, own: bool = False) -> tuple[str, int] | None:
-    """Give the peer's or the own end of a connected TCP socket, None for anything else."""
-    try:
-        with socket.socket(fileno=os.dup(fd)) as sock:
-            if sock.family not in (socket.AF_INET, socket.AF_INET6):
-                return None
-            host, port = sock.getpeername()[:2]
-            if own:
-                host, port = sock.getsockname()[:2]
-            return host.removeprefix("::ffff:"), port
-    except OSError:
-        return None

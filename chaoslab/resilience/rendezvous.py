@@ -108,7 +108,9 @@ def join(
     """Join the first generation later than `after` in which all ranks come together.
 
     after: the generation that this process saw fail, 0 for none. patience_s: how long to wait
-    in all; last_word_s: how long a call may last even at its end. Raises: RendezvousFailed naming the ranks that are missing; StoreTimeout;
+    in all; last_word_s: how long a call may last even at its end.
+
+    Raises: RendezvousFailed naming the ranks that are missing; StoreTimeout;
     CircuitOpenedElsewhere.
     """
     deadline = _Deadline(patience_s, last_word_s)

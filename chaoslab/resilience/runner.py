@@ -27,6 +27,7 @@ from chaoslab.resilience.errors import (
     CircuitOpen,
     GroupLost,
     RendezvousFailed,
+    SaveTimedOut,
     StoreError,
 )
 from chaoslab.resilience.group import Group
@@ -61,9 +62,9 @@ class Limits:
     """The runner's time limits, in seconds, and its number of attempts.
 
     timeout_s: of every collective and store call; a silent peer is noticed after it. patience_s:
-    downtime from the first notice until steps complete again; then the circuit opens. attempts:
-    failures in a row without a new step. start_patience_s: how long the first start waits for
-    all ranks. teardown_s, exit_s: limits for destroying a group and for leaving the process.
+    how long to be without a group of all ranks, from the notice of its loss; then the circuit
+    opens. attempts: failures in a row without a new step. start_patience_s: how long the first
+    start waits for all ranks. teardown_s, exit_s: limits for destroying a group and for leaving the process.
     failed_saves: failed saves in a row that training goes on through.
     """
 
@@ -193,6 +194,7 @@ class FaultTolerantRunner:
             world_size=self.world_size,
             timeout_s=self.limits.timeout_s,
         )
+        self._breaker.gathered()
         probe.emit("group_ready", generation=generation.number, world_size=self.world_size)
         return group
 
@@ -218,7 +220,7 @@ class FaultTolerantRunner:
             task.attach()
         if saved is not None:  # last, since building DDP may draw random numbers
             state.set_random_states(saved["random"])
-        probe.emit("restored", step=step or 0, refused=self._refused)
+        probe.emit("restored", step=step or 0, verified=saved is not None, refused=self._refused)
         return step or 0
 
     def _save(self, task: Task, step: int) -> None:
@@ -231,6 +233,9 @@ class FaultTolerantRunner:
         except CheckpointError as error:
             if group.check() is not None:
                 raise GroupLost(f"{group.lost} (while saving step {step})") from error
+            if isinstance(error, SaveTimedOut):
+                # A peer that said nothing for so long is lost: do not wait for it a second time.
+                raise GroupLost(f"{error} (while saving step {step})") from error
             self._failed_saves += 1
             probe.emit(
                 "save_failed", step=step, error_type=type(error).__name__, message=str(error)

@@ -50,7 +50,7 @@ class StoreServer:
     def __init__(self, host: str, port: int, *, events: bool = False) -> None:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listener = socket.create_server((host, port), family=family, backlog=512)
-        self._listener.setblocking(False)
+        self._listener.setblocking(False)  # noqa: FBT003
         self.address = (host, int(self._listener.getsockname()[1]))
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ)
@@ -226,7 +226,7 @@ class StoreServer:
 
 def _configure(sock: socket.socket) -> None:
     """Answer at once, and find out within about 40 s that a client's host is gone."""
-    sock.setblocking(False)
+    sock.setblocking(False)  # noqa: FBT003
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 20), (socket.TCP_KEEPINTVL, 5)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import ClassVar, Final
 
 from chaoslab.resilience.errors import StoreError
 
@@ -14,6 +14,8 @@ MAX_VALUE_BYTES: Final = 8 * 1024 * 1024
 MAX_TOTAL_BYTES: Final = 512 * 1024 * 1024
 REMEMBERED_REQUESTS: Final = 4096
 """How many requests' answers are kept, so that a request that comes again is not done twice."""
+
+_CHANGING: Final = frozenset({b"set", b"add", b"append", b"compare_set", b"delete"})
 
 OK, TIMEOUT, REFUSED = b"ok", b"timeout", b"refused"
 
@@ -42,9 +44,11 @@ class Table:
 
     def do(self, operation: bytes, arguments: Sequence[bytes]) -> list[bytes]:
         """Do one operation that never waits. Raises: StoreError for one that is refused."""
-        work = _OPERATIONS.get(operation)
+        work = self._operations.get(operation)
         if work is None:
-            raise StoreError(f"operation {operation[:40]!r}: want one of {sorted(_OPERATIONS)}")
+            raise StoreError(
+                f"operation {operation[:40]!r}: want one of {sorted(self._operations)}"
+            )
         try:
             return work(self, *arguments)
         except (TypeError, ValueError) as error:
@@ -113,15 +117,13 @@ class Table:
     def _ping(self) -> list[bytes]:
         return [f"{time.monotonic():.6f}".encode()]
 
-
-_OPERATIONS: Final[dict[bytes, Callable[..., list[bytes]]]] = {
-    b"set": Table._set,
-    b"get": Table._get,
-    b"add": Table._add,
-    b"append": Table._append,
-    b"compare_set": Table._compare_set,
-    b"delete": Table._delete,
-    b"num_keys": Table._count,
-    b"ping": Table._ping,
-}
-_CHANGING: Final = frozenset({b"set", b"add", b"append", b"compare_set", b"delete"})
+    _operations: ClassVar[dict[bytes, Callable[..., list[bytes]]]] = {
+        b"set": _set,
+        b"get": _get,
+        b"add": _add,
+        b"append": _append,
+        b"compare_set": _compare_set,
+        b"delete": _delete,
+        b"num_keys": _count,
+        b"ping": _ping,
+    }

@@ -11,7 +11,7 @@ from chaoslab.resilience.client import StoreClient
 from chaoslab.resilience.errors import StoreTimeout
 
 
-class TorchStore(dist.Store):
+class TorchStore(dist.Store):  # type: ignore[name-defined, misc]
     """A torch.distributed.Store whose calls go through a StoreClient, each with a deadline.
 
     Give it to `init_process_group(store=...)`, and keep a reference to it as long as the group
@@ -84,7 +84,6 @@ class TorchStore(dist.Store):
     def set_timeout(self, timeout: timedelta) -> None:
         """Change the deadline of every later call."""
         self._timeout_s = timeout.total_seconds()
-
 
     # C++ looks these two up by its own names.
     # Source: torch/csrc/distributed/c10d/init.cpp, class PythonStore (torch 2.13).

@@ -147,6 +147,7 @@ def test_a_flap_goes_down_and_up_by_itself_and_heals(lab, agent, kind) -> None:
     assert agent.ask("pristine")["pristine"]
 
 
+@pytest.mark.netem
 def test_a_total_cut_comes_before_a_milder_fault(lab, agent, need) -> None:
     """Silent drop of all and delay to one peer: all is cut; after its heal the delay stays."""
     need("netem")
@@ -254,6 +255,7 @@ def test_a_read_back_that_differs_is_an_error() -> None:
         check_read_back(asked, held(too_much))
 
 
+@pytest.mark.netem
 def test_the_kernel_holding_something_else_is_caught(lab, agent, need, monkeypatch) -> None:
     """Planted: an attribute that is dropped on its way makes inject fail and undo."""
     need("netem")
@@ -276,7 +278,7 @@ def test_the_kernel_holding_something_else_is_caught(lab, agent, need, monkeypat
         pytest.param({"kind": "netem", "netem": {"loss_ratio": 0.2}}, marks=pytest.mark.netem),
     ],
 )
-def test_where_ping_is_forbidden_probes_go_by_udp(lab, agent, need, monkeypatch, fault) -> None:
+def test_where_ping_is_forbidden_probes_go_by_udp(lab, need, monkeypatch, fault) -> None:
     """With /proc/sys read-only and no ping group, effect and heal are seen all the same."""
     need(fault["kind"])
     monkeypatch.setattr(setup, "_PING_GROUPS", Path("/proc/nowhere/ping_group_range"))

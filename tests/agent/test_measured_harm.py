@@ -38,7 +38,7 @@ def drained(receiver) -> int:
         count += 1
 
 
-@pytest.mark.parametrize("kind", ["silent_drop", "netem"])
+@pytest.mark.parametrize("kind", ["silent_drop", pytest.param("netem", marks=pytest.mark.netem)])
 def test_no_bystander_packet_is_lost_over_200_cycles(lab, agent, need, measured, kind) -> None:
     """A 1 kHz flow each way to a spared node loses nothing at inject, heal and removal."""
     need(kind)
@@ -88,7 +88,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=[pytest.mark.netem] if "loss" in name else []) for name in FAULTS],
+)
 def test_the_time_from_inject_to_effect_is_measured(lab, agent, need, measured, name) -> None:
     """Fifty times: ask, and see the effect; the median is reported, and every one is effective."""
     need(FAULTS[name]["kind"])

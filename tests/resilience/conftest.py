@@ -1,23 +1,17 @@
-"""What the tests of resilience share: a store, a job's launcher, an unfaulted run to compare with."""
+"""What the tests of resilience share: a store, a job's launcher, a run without faults."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from loopback_job import REPOSITORY, Job, Store
+from loopback_job import Job, StartJob, Store, make_job, results
 
 from chaoslab.resilience import preload
 from chaoslab.resilience.client import StoreClient
 from chaoslab.resilience.store import parse_address
-
-WORLD_SIZE = 4
-STEPS = 40
-SAVE_EVERY = 10
-
-StartJob = Callable[..., Job]
 
 
 @pytest.fixture
@@ -63,18 +57,6 @@ def start_job(tmp_path: Path, store: Store, warmed: None) -> Iterator[StartJob]:
         job.close()
 
 
-def make_job(directory: Path, store: Store, script: str, *arguments: str) -> Job:
-    """Describe a job of the usual size; later arguments override the usual ones."""
-    usual = ["--steps", str(STEPS), "--save-every", str(SAVE_EVERY), "--timeout-s", "3"]
-    return Job(
-        REPOSITORY / script,
-        directory,
-        store.address,
-        world_size=WORLD_SIZE,
-        arguments=[*usual, *arguments],
-    )
-
-
 @pytest.fixture(scope="session")
 def twin(tmp_path_factory: pytest.TempPathFactory, warmed: None) -> list[dict[str, Any]]:  # noqa: ARG001
     """Run the usual job without faults once; give its results."""
@@ -88,9 +70,3 @@ def twin(tmp_path_factory: pytest.TempPathFactory, warmed: None) -> list[dict[st
     finally:
         job.close()
         running.close()
-
-
-def results(job: Job) -> list[dict[str, Any]]:
-    """Give what each rank told at its end, less what may differ: time and incarnation."""
-    told = sorted(job.events("result"), key=lambda event: event["rank"])
-    return [{k: v for k, v in event.items() if k not in ("t_s", "incarnation")} for event in told]

@@ -19,6 +19,9 @@ from typing import Any
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CIRCUIT_OPEN_STATUS = 75
+WORLD_SIZE = 4
+STEPS = 40
+SAVE_EVERY = 10
 
 
 class Store:
@@ -113,7 +116,8 @@ class Job:
         for number in range(self.world_size):
             path = self.events_path(number)
             if path.exists():
-                found += [json.loads(line) for line in path.read_text().splitlines() if line]
+                whole = path.read_text().rpartition("\n")[0]  # the last line may be in the making
+                found += [json.loads(line) for line in whole.splitlines() if line]
         chosen = [
             event
             for event in found
@@ -175,3 +179,25 @@ class Job:
                 os.kill(pid, signal.SIGKILL)
                 os.waitpid(pid, 0)
                 self.statuses[rank] = -signal.SIGKILL
+
+
+StartJob = Callable[..., Job]
+"""What the fixture `start_job` gives."""
+
+
+def make_job(directory: Path, store: Store, script: str, *arguments: str) -> Job:
+    """Describe a job of the usual size; later arguments override the usual ones."""
+    usual = ["--steps", str(STEPS), "--save-every", str(SAVE_EVERY), "--timeout-s", "3"]
+    return Job(
+        REPOSITORY / script,
+        directory,
+        store.address,
+        world_size=WORLD_SIZE,
+        arguments=[*usual, *arguments],
+    )
+
+
+def results(job: Job) -> list[dict[str, Any]]:
+    """Give what each rank told at its end, less what may differ: time and incarnation."""
+    told = sorted(job.events("result"), key=lambda event: event["rank"])
+    return [{k: v for k, v in event.items() if k not in ("t_s", "incarnation")} for event in told]

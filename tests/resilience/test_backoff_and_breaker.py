@@ -11,7 +11,10 @@ from chaoslab.resilience.breaker import CircuitBreaker
 
 
 @given(
-    base_s=st.floats(0.001, 1), factor=st.floats(1, 1000), seed=st.integers(), n=st.integers(0, 5000)
+    base_s=st.floats(0.001, 1),
+    factor=st.floats(1, 1000),
+    seed=st.integers(),
+    n=st.integers(0, 5000),
 )
 def test_a_wait_stays_within_its_range(base_s: float, factor: float, seed: int, n: int) -> None:
     """0 <= wait <= min(cap, base x 2^attempt), for any attempt number."""

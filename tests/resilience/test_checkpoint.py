@@ -18,7 +18,12 @@ from hypothesis import strategies as st
 
 from chaoslab.resilience import layout
 from chaoslab.resilience.checkpoint import AtomicCheckpointManager
-from chaoslab.resilience.errors import CheckpointCorrupt, CheckpointWriteFailed, SaveAbandoned
+from chaoslab.resilience.errors import (
+    CheckpointCorrupt,
+    CheckpointWriteFailed,
+    SaveAbandoned,
+    SaveTimedOut,
+)
 
 RANKS = 3
 
@@ -165,7 +170,8 @@ def test_a_missing_rank_ends_the_save_at_its_deadline(tmp_path: Path) -> None:
     """Those who did save give up in time; the checkpoint before is untouched."""
     save_all(tmp_path, 1)
     outcomes = save_all(tmp_path, 2, ranks=2, deadline_s=0.3)
-    assert [type(outcome) for outcome in outcomes] == [SaveAbandoned, SaveAbandoned]
+    assert all(isinstance(outcome, SaveAbandoned) for outcome in outcomes)
+    assert any(isinstance(outcome, SaveTimedOut) for outcome in outcomes)
     assert "rank-00002" in str(outcomes[0]) or "rank-00001" in str(outcomes[0])
     found = manager(tmp_path).latest()
     assert found is not None
@@ -262,7 +268,7 @@ def test_two_saves_that_race_leave_one_whole_checkpoint(tmp_path: Path) -> None:
 
 
 def test_saving_a_step_again_never_leaves_a_moment_without_it(tmp_path: Path) -> None:
-    """A crash between moving the old one aside and the new one in leaves the old one to be found."""
+    """A crash between moving the old one aside and the new one in leaves the old one."""
     save_all(tmp_path, 1)
     (tmp_path / "step-00000001").rename(tmp_path / ".replaced-step-00000001-two")
     found = manager(tmp_path).latest()

@@ -145,7 +145,11 @@ def test_a_watched_file_passes_everything_through(events: Path) -> None:
     """Without a hold the wrapped file gets the same bytes in the same calls."""
     file = io.BytesIO()
     watched = probe.watched(file)
-    assert [watched.write(b""), watched.write(b"abc"), watched.write(memoryview(b"de"))] == [0, 3, 2]
+    assert [watched.write(b""), watched.write(b"abc"), watched.write(memoryview(b"de"))] == [
+        0,
+        3,
+        2,
+    ]
     assert (watched.writes, watched.written_bytes) == (3, 5)
     assert file.getvalue() == watched.getvalue() == b"abcde"
     assert not events.exists()
@@ -171,7 +175,7 @@ def until(condition: Callable[[], bool], awaited: str) -> None:
 def test_a_hold_tears_the_file_in_the_middle_of_a_write(
     events: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At the told write half of its bytes are with the system; then nothing moves until released."""
+    """At the told write half of its bytes are written; then nothing moves until released."""
     hold(monkeypatch, nth=2, at_write=2)
     probe.watched(io.BytesIO()).write(b"first save")
     path = tmp_path / "shard"
@@ -220,7 +224,9 @@ def test_a_malformed_hold_is_told_and_holds_nothing(
 
 def test_the_probe_imports_only_what_every_python_has() -> None:
     """It adds neither torch nor any other part of chaoslab to the process."""
-    code = "import sys, chaoslab.probe; print([m for m in sys.modules if m.startswith('chaoslab.')])"
+    code = (
+        "import sys, chaoslab.probe; print([m for m in sys.modules if m.startswith('chaoslab.')])"
+    )
     told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert told.stdout.strip() == "['chaoslab.probe']"
     assert len(Path(probe.__file__).read_text().splitlines()) <= 100

@@ -48,9 +48,7 @@ def test_many_who_saw_one_failure_move_on_once(client: StoreClient) -> None:
     """Three ranks advance from 1: the generation is 2, not 4."""
     client.set(rendezvous.GENERATION_KEY, b"1")
     with ThreadPoolExecutor(3) as pool:
-        moved = list(
-            pool.map(lambda _: rendezvous.advance(client, 1, timeout_s=5), range(3))
-        )
+        moved = list(pool.map(lambda _: rendezvous.advance(client, 1, timeout_s=5), range(3)))
     assert moved == [2, 2, 2]
 
 

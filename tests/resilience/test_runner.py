@@ -7,8 +7,7 @@ import signal
 from typing import Any
 
 import pytest
-from conftest import SAVE_EVERY, STEPS, WORLD_SIZE, StartJob, results
-from loopback_job import CIRCUIT_OPEN_STATUS, Job
+from loopback_job import CIRCUIT_OPEN_STATUS, SAVE_EVERY, STEPS, WORLD_SIZE, Job, StartJob, results
 
 from chaoslab.resilience import layout
 from chaoslab.resilience.checkpoint import AtomicCheckpointManager
@@ -44,9 +43,7 @@ def test_two_runs_of_a_seed_give_the_same_result(
     assert len({e["random_state"] for e in twin}) == WORLD_SIZE
 
 
-def test_another_seed_gives_another_result(
-    start_job: StartJob, twin: list[dict[str, Any]]
-) -> None:
+def test_another_seed_gives_another_result(start_job: StartJob, twin: list[dict[str, Any]]) -> None:
     """The comparison can tell runs apart: with another seed every digest differs."""
     job = start_job("examples/charlm.py", "--seed", "1")
     assert set(job.until_over().values()) == {0}
@@ -97,9 +94,7 @@ def test_a_peer_lost_during_a_save_is_noticed_before_any_timeout(start_job: Star
     assert VICTIM in {e["blamed_rank"] for e in job.events("failure_seen")}
 
 
-def test_a_frozen_rank_that_thaws_rejoins(
-    start_job: StartJob, twin: list[dict[str, Any]]
-) -> None:
+def test_a_frozen_rank_that_thaws_rejoins(start_job: StartJob, twin: list[dict[str, Any]]) -> None:
     """SIGSTOP: the others time out and wait; the thawed rank finds itself left behind and joins."""
     job = start_job()
     job.until_step(15)
@@ -137,9 +132,7 @@ def test_a_second_kill_during_the_recovery_is_survived(
     ends_like(job, twin)
 
 
-def test_rank_0_has_no_privilege_in_dying(
-    start_job: StartJob, twin: list[dict[str, Any]]
-) -> None:
+def test_rank_0_has_no_privilege_in_dying(start_job: StartJob, twin: list[dict[str, Any]]) -> None:
     """The rank that commits checkpoints is replaced like any other."""
     job = start_job()
     job.until_step(15, rank=1)
@@ -174,9 +167,7 @@ def test_a_frozen_store_does_not_stop_the_training(
 
 def test_an_error_of_the_users_code_is_raised_at_once(start_job: StartJob) -> None:
     """The rank that raises ends with status 1; the others do not wait out their timeout."""
-    job = start_job(
-        "tests/resilience/raises.py", "--timeout-s", "60", "--patience-s", "2"
-    )
+    job = start_job("tests/resilience/raises.py", "--timeout-s", "60", "--patience-s", "2")
     statuses = job.until_over(limit_s=30)
     assert statuses[1] == 1
     assert "ValueError: planted at step 5" in (job.directory / "rank-1.log").read_text()

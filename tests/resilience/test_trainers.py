@@ -8,15 +8,16 @@ import time
 from typing import Any
 
 import pytest
-from conftest import WORLD_SIZE, StartJob, results
-from loopback_job import CIRCUIT_OPEN_STATUS
+from loopback_job import CIRCUIT_OPEN_STATUS, WORLD_SIZE, StartJob, results
 
 TRAINERS = "tests/trainers"
 SURVIVORS = [0, 1, 3]
 VICTIM = 2
 
 
-@pytest.mark.parametrize("name", ["no_timeout", "no_backoff", "no_breaker", "in_place_save", "fragile"])
+@pytest.mark.parametrize(
+    "name", ["no_timeout", "no_backoff", "no_breaker", "in_place_save", "fragile"]
+)
 def test_a_defective_trainer_works_when_nothing_goes_wrong(
     name: str, start_job: StartJob, twin: list[dict[str, Any]]
 ) -> None:

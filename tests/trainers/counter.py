@@ -7,6 +7,7 @@ import argparse
 import os
 import sys
 import time
+from pathlib import Path
 
 from chaoslab import probe
 
@@ -24,7 +25,7 @@ def main() -> int:
     for step in range(1, chosen.steps + 1):
         time.sleep(chosen.step_s)
         if step == chosen.garbage_at:
-            with open(os.environ["CHAOSLAB_EVENTS"], "ab") as events:
+            with Path(os.environ["CHAOSLAB_EVENTS"]).open("ab") as events:
                 events.write(b'{"kind": "step", "t_s"\n')
         if chosen.silent_after is not None and step > chosen.silent_after:
             continue

@@ -1,0 +1,70 @@
+"""Sockets: which TCP connections this process has, and who is at their other ends. Linux only."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import stat
+from typing import Final
+
+from chaoslab.resilience.client import StoreClient
+
+ADDRESS: Final = re.compile(r"\[([0-9a-fA-F.:]+)\]:(\d+)")
+"""How gloo's messages name the other end."""
+
+
+class Names:
+    """Which rank has which end of a connection: each tells its own through the store."""
+
+    def __init__(self, client: StoreClient, *, number: int, rank: int, world_size: int) -> None:
+        self._client, self._rank = client, rank
+        self._keys = [f"sockets/{number}/{other}" for other in range(world_size)]
+        self.owners: dict[str, int] = {}
+
+    def publish(self, sockets: dict[int, int], *, timeout_s: float) -> None:
+        """Tell this rank's ends. Raises: StoreError."""
+        ends = [f"{end[0]} {end[1]}" for fd in sockets if (end := end_of(fd, own=True))]
+        self._client.set(self._keys[self._rank], json.dumps(ends).encode(), timeout_s=timeout_s)
+
+    def learn(self, *, timeout_s: float) -> None:
+        """Learn the others' ends. Raises: StoreError."""
+        self._client.wait(self._keys, timeout_s=timeout_s)
+        found = self._client.multi_get(self._keys, timeout_s=timeout_s)
+        self.owners = {
+            end: rank for rank, value in enumerate(found) for end in json.loads(value or b"[]")
+        }
+
+
+def inode_of(fd: int) -> int | None:
+    """Give a socket's inode, which tells it from a later one of the same descriptor."""
+    try:
+        status = os.fstat(fd)
+    except OSError:
+        return None
+    return status.st_ino if stat.S_ISSOCK(status.st_mode) else None
+
+
+def connected() -> dict[int, int]:
+    """Give this process's connected TCP sockets, as descriptor and inode."""
+    found = {}
+    for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names only, no Path needed
+        inode = inode_of(int(name))
+        if inode is not None and end_of(int(name)) is not None:
+            found[int(name)] = inode
+    return found
+
+
+def end_of(fd: int, *, own: bool = False) -> tuple[str, int] | None:
+    """Give the peer's or the own end of a connected TCP socket, None for anything else."""
+    try:
+        with socket.socket(fileno=os.dup(fd)) as sock:
+            if sock.family not in (socket.AF_INET, socket.AF_INET6):
+                return None
+            host, port = sock.getpeername()[:2]
+            if own:
+                host, port = sock.getsockname()[:2]
+            return host.removeprefix("::ffff:"), port
+    except OSError:
+        return None

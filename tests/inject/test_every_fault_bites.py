@@ -1,0 +1,159 @@
+"""Every fault, written as a user writes it, on real nodes: seen to bite, and seen to be healed."""
+
+import dataclasses
+import signal
+
+import pytest
+
+from chaoslab import (
+    Injection,
+    Job,
+    Options,
+    Scenario,
+    after,
+    agent_of,
+    at_step,
+    between,
+    bounds,
+    everywhere,
+    faults,
+    node,
+    on_failure,
+    rank,
+    ranks,
+    run,
+    store,
+    when_healed,
+)
+from chaoslab.history import History
+
+JOB = Job(
+    script="tests/trainers/counter.py",
+    nodes=3,
+    steps=400,
+    limit_s=90,
+    restart=on_failure(limit=2, delay_s=0.1),
+)
+WINDOW_S = 1.0
+
+ON_ANY_KERNEL = [
+    (faults.LinkDown(duration_s=WINDOW_S), node(1)),
+    (faults.LinkDown(duration_s=WINDOW_S), store()),
+    (faults.SilentDrop(duration_s=WINDOW_S), rank(2)),
+    (faults.SilentDrop(duration_s=WINDOW_S, direction="egress"), node(1)),
+    (faults.SilentDrop(duration_s=WINDOW_S, direction="ingress"), node(1)),
+    (faults.SilentDrop(duration_s=WINDOW_S), between(0, 2)),
+    (faults.Flapping(down_s=0.2, up_s=0.2, duration_s=WINDOW_S), node(1)),
+    (faults.Partition(groups=((0,), (1, 2)), duration_s=WINDOW_S), everywhere()),
+    (faults.Partition(groups=((0,), (1, 2)), one_way=True, duration_s=WINDOW_S), everywhere()),
+    (faults.Partition(groups=((0, 1), (2,)), cut_store=True, duration_s=WINDOW_S), everywhere()),
+    (faults.Stop(duration_s=WINDOW_S), rank(1)),
+    (faults.Stop(duration_s=WINDOW_S), ranks(2)),
+    (faults.Stop(duration_s=WINDOW_S), store()),
+]
+MOMENTS = [
+    (faults.Kill(), rank(1)),
+    (faults.Kill(), ranks(2)),
+    (faults.Kill(), store()),
+    (faults.Kill(), agent_of(1)),
+    (faults.Signal(signal=signal.SIGTERM), rank(0)),
+    (faults.Signal(signal=signal.SIGSEGV), rank(0)),
+    (faults.NodeLoss(), node(2)),
+]
+WITH_NETEM = [
+    faults.PacketLoss(ratio=0.2, duration_s=WINDOW_S),
+    faults.PacketLoss(ratio=0.01, direction="egress", duration_s=WINDOW_S),
+    faults.PacketLoss(ratio=0.2, to=(0,), duration_s=WINDOW_S),
+    faults.BurstLoss(enter_ratio=0.1, leave_ratio=0.4, duration_s=WINDOW_S),
+    faults.FourStateLoss(p13=0.2, p31=0.8, p32=0.1, duration_s=WINDOW_S),
+    faults.Delay(delay_s=0.05, jitter_s=0.01, distribution="normal", duration_s=WINDOW_S),
+    faults.Duplication(ratio=0.5, duration_s=WINDOW_S),
+    faults.Corruption(ratio=0.5, duration_s=WINDOW_S),
+    faults.Reordering(ratio=0.5, delay_s=0.02, duration_s=WINDOW_S),
+    faults.RateLimit(rate_bytes_per_s=20_000, duration_s=WINDOW_S),
+    faults.Slots(min_delay_s=0.02, max_delay_s=0.03, duration_s=WINDOW_S),
+    faults.Combined(
+        parts=(faults.PacketLoss(ratio=0.3), faults.Delay(delay_s=0.02)), duration_s=WINDOW_S
+    ),
+]
+
+
+def name(value):
+    return type(value).__name__
+
+
+def story(tmp_path, *injections, promises, job=JOB, kernel="host"):
+    scenario = Scenario(job=job, schedule=injections, bounds=promises)
+    report = run(scenario, options=Options(reports=tmp_path, kernel=kernel))
+    return History.load(report.directory / "history.jsonl")
+
+
+@pytest.mark.netem(needed=False)
+@pytest.mark.parametrize(("fault", "target"), ON_ANY_KERNEL, ids=name)
+def test_a_fault_with_a_window_bites_and_is_healed(tmp_path, fault, target) -> None:
+    """Evidence and effect are in the record, then the heal; the nodes are pristine again."""
+    injection = Injection(fault=fault, on=target, at=at_step(20))
+    history = story(tmp_path, injection, promises=[bounds.recovers_within(20)])
+    assert len(history.of("effective")) == len(history.of("healed")) == 1
+    window_s = history.of("healed")[0].t_s - history.of("injected")[0].t_s
+    assert WINDOW_S * 0.9 <= window_s <= WINDOW_S + 5
+    assert not history.of("not_pristine")
+    assert history.of("injected")[0]["evidence"]
+    assert history.of("effective")[0]["effect"]
+
+
+@pytest.mark.netem(needed=False)
+@pytest.mark.parametrize(("fault", "target"), MOMENTS, ids=name)
+def test_a_fault_of_a_moment_bites(tmp_path, fault, target) -> None:
+    """A process that is gone is seen to be gone, with its status."""
+    injection = Injection(fault=fault, on=target, at=at_step(20))
+    history = story(tmp_path, injection, promises=[bounds.leaves_nothing_behind()])
+    (effective,) = history.of("effective")
+    assert effective["effect"]
+    assert not history.of("healed", "not_healed", "not_effective")
+
+
+@pytest.mark.netem
+@pytest.mark.parametrize("fault", WITH_NETEM, ids=name)
+def test_a_netem_fault_bites_and_is_healed(tmp_path, fault) -> None:
+    """Each attribute of netem, as a scenario uses it: seen to bite, healed, pristine."""
+    injection = Injection(fault=fault, on=node(1), at=at_step(20))
+    job = dataclasses.replace(JOB, steps=600)
+    history = story(
+        tmp_path, injection, promises=[bounds.recovers_within(20)], job=job, kernel="auto"
+    )
+    assert len(history.of("effective")) == len(history.of("healed")) == 1
+    assert not history.of("not_pristine")
+
+
+@pytest.mark.netem(needed=False)
+def test_connections_are_reset_and_the_job_survives(tmp_path) -> None:
+    """A reset tears the job's own connections; the ranks notice, and go on."""
+    job = Job(
+        script="examples/charlm.py",
+        nodes=2,
+        steps=60,
+        args=("--save-every", "10", "--step-floor-s", "0.03"),
+        restart=on_failure(limit=2),
+    )
+    injection = Injection(fault=faults.ConnectionReset(), on=node(1), at=at_step(20))
+    promises = [bounds.noticed_within(15), bounds.recovers_within(12), bounds.finishes()]
+    history = story(tmp_path, injection, promises=promises, job=job)
+    assert history.of("effective")
+    assert history.of("failure_seen")
+
+
+@pytest.mark.netem(needed=False)
+def test_triggers_follow_each_other(tmp_path) -> None:
+    """One fault after the heal of another, and one after a time, in the order asked for."""
+    stop = faults.Stop(duration_s=0.3)
+    injections = [
+        Injection(fault=stop, on=rank(0), at=at_step(10)),
+        Injection(fault=stop, on=rank(1), at=when_healed(0)),
+        Injection(fault=stop, on=rank(2), at=after(2)),
+    ]
+    history = story(tmp_path, *injections, promises=[bounds.recovers_within(20)])
+    begun = {event["injection"]: event.t_s for event in history.of("injected")}
+    healed = {event["injection"]: event.t_s for event in history.of("healed")}
+    assert begun[1] >= healed[0]
+    assert begun[2] - history.of("step")[0].t_s >= 2

@@ -1,0 +1,76 @@
+"""A node that is not fit is told apart from one that is; a lost peer from the user's own error."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+import torch.distributed as dist
+from loopback_job import Store
+
+from chaoslab.resilience import failures, health
+from chaoslab.resilience.client import StoreClient
+from chaoslab.resilience.errors import GroupLost, StoreTimeout
+
+
+def test_a_healthy_node_has_an_address_an_interface_and_a_store(client: StoreClient) -> None:
+    """The healthy twin of the three tests below."""
+    found = health.check(client, timeout_s=5)
+    assert (found.ok, found.address, found.interface) == (True, "127.0.0.1", "lo")
+    assert found.store_s is not None
+
+
+def test_a_store_that_does_not_answer_is_no_health(store: Store, client: StoreClient) -> None:
+    """The reason says that the store, not the interface, is at fault; it ends in time."""
+    store.process.send_signal(signal.SIGSTOP)
+    found = health.check(client, timeout_s=0.3)
+    assert (found.ok, found.interface) == (False, "lo")
+    assert "no answer within 0.3 s" in found.reason
+
+
+def test_a_node_without_a_route_is_not_fit() -> None:
+    """An address family that has no route at all: no packet is needed to find out."""
+    found = health.check(StoreClient("255.255.255.255", 1), timeout_s=0.3)
+    assert not found.ok
+    assert "no route" in found.reason
+
+
+def test_an_address_of_no_interface_is_found_out() -> None:
+    """192.0.2.1 is kept for documentation: no interface has it."""
+    assert health.interface_of("192.0.2.1") is None
+    assert health.interface_of("127.0.0.1") == "lo"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[x/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:1: reset"),
+        RuntimeError("[x/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for"),
+        RuntimeError("Connection closed by peer [127.0.0.1]:5"),
+        RuntimeError("Gloo connectFullMesh failed with timeout"),
+        dist.DistNetworkError("x"),
+        StoreTimeout("x"),
+        GroupLost("x"),
+    ],
+)
+def test_a_lost_peer_is_a_failure_to_recover_from(error: Exception) -> None:
+    """Whatever torch, gloo or the store raise for it."""
+    failure = failures.of(error, None)
+    assert failure is not None
+    assert failure.error_type == type(error).__name__
+    assert failure.is_news
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ValueError("Read error"),
+        RuntimeError("shape '[2]' is invalid for input of size 3"),
+        FileNotFoundError("data.bin"),
+        KeyError("loss"),
+        MemoryError(),
+    ],
+)
+def test_the_users_own_error_is_not(error: Exception) -> None:
+    """It is raised, even when its words resemble gloo's but its type does not."""
+    assert failures.of(error, None) is None
