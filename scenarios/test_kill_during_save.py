@@ -1,4 +1,4 @@
-"""A rank is killed in the middle of `torch.save`: half of a write is on the disk.
+"""Rank 0 is killed in the middle of `torch.save`: half of a write is on the disk.
 
 The torn checkpoint must never be used, and the last acknowledged one never be lost.
 """
@@ -8,7 +8,7 @@ from scenarios.jobs import CHARLM
 
 KILL = Scenario(
     job=CHARLM,
-    schedule=[Injection(fault=faults.Kill(), on=rank(1), at=during_save(nth=3, at=0.5))],
+    schedule=[Injection(fault=faults.Kill(), on=rank(0), at=during_save(nth=3, at=0.5))],
     bounds=[
         bounds.noticed_within(15),
         bounds.recovers_within(12),

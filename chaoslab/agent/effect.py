@@ -34,6 +34,8 @@ _OUTSTANDING_MAX: Final = 256
 _RATE_BURST_S: Final = 0.02
 _RATE_SEEN_S: Final = 0.004
 _PATIENCE_S: Final = 0.25
+_SAMPLE_LEAST: Final = 50
+_SIGMAS: Final = 5.0
 _SNMP: Final = Path("/proc/net/snmp")
 _CHECKSUM_COUNTERS: Final = (("Icmp", "InCsumErrors"), ("Udp", "InCsumErrors"),
                              ("Tcp", "InCsumErrors"), ("Ip", "InHdrErrors"))  # fmt: skip
@@ -185,7 +187,7 @@ class Watch:
         self._control.collect()
         if self._prober.outstanding < _OUTSTANDING_MAX or self._asked.drops_by_design:
             self._prober.send(self._burst(), self._packet_bytes)
-            self._control.send(1)
+            self._control.send(self._burst() if self._crossings > 1 else 1)
         self._leaf = self._node.leaf(self._injection, self.steer)
 
     def _burst(self) -> int:
@@ -291,7 +293,27 @@ class Watch:
             return _checksum_errors() > self._checksum_errors
         drops = self._leaf.drops if self._leaf else 0
         unexplained = self._prober.lost - drops
-        return self._control.seen.answered > 0 and self._control.lost == 0 and unexplained > 0
+        if self._control.lost == 0:
+            return self._control.seen.answered > 0 and unexplained > 0
+        # Answers come back through the same fault's ingress, so the control loses some as well:
+        # the probes, which cross the fault twice, must lose significantly more.
+        return _clearly_more(
+            (unexplained, self._prober.seen.answered),
+            (self._control.lost, self._control.seen.answered),
+        )
+
+
+def _clearly_more(probes: tuple[int, int], control: tuple[int, int]) -> bool:
+    """Tell whether a share of (lost, answered) is larger, by _SIGMAS standard deviations.
+
+    Source: the two-proportion z-test with a pooled estimate.
+    """
+    sizes = [sum(probes), sum(control)]
+    if min(sizes) < _SAMPLE_LEAST:
+        return False
+    pooled = (probes[0] + control[0]) / sum(sizes)
+    deviation = math.sqrt(pooled * (1 - pooled) * (1 / sizes[0] + 1 / sizes[1]))
+    return probes[0] / sizes[0] - control[0] / sizes[1] > _SIGMAS * deviation > 0
 
 
 def _checksum_errors() -> int:

@@ -29,6 +29,7 @@ if TYPE_CHECKING:  # the real constant costs an import of typing
 GRACE_S = 2.2
 """The guest gives its command 1 s and needs some for its last sync."""
 REBALANCE_S = 2.0
+ASK_AGAIN_S = 0.2
 ORDER_NAME = "order.json"
 SCRATCH_PREFIX = "/chaoslab-kernel-"
 PR_SET_PDEATHSIG = 1
@@ -155,14 +156,19 @@ def watch(order: dict[str, Any], kernel: subprocess.Popen[bytes]) -> None:
     caller = os.pidfd_open(order["caller"])
     poll.register(caller, select.POLLIN)
     give_up_s = float("inf")
+    tick_s = REBALANCE_S
     pin = order["pin"]
     while kernel.poll() is None and time.monotonic() < give_up_s:
-        wait_s = min(REBALANCE_S, max(0.0, give_up_s - time.monotonic()))
+        wait_s = min(tick_s, max(0.0, give_up_s - time.monotonic()))
         for fd, _ in poll.poll(wait_s * 1000):
             if fd == caller:
                 poll.unregister(caller)
-                ask_to_end(order["control_fd"])
                 give_up_s = time.monotonic() + GRACE_S
+        if give_up_s < float("inf"):
+            # Again and again: a serial line does not see what came before it was opened, until
+            # more comes (user-mode Linux 6.1 waits for the SIGIO of new bytes).
+            ask_to_end(order["control_fd"])
+            tick_s = ASK_AGAIN_S
         if pin is not None:
             pin.move(session=kernel.pid)
 

@@ -3,15 +3,8 @@
 Runs as a script inside the guest (``python -I -S guest_init.py``), standard library only, and
 keeps its imports few: a page fault costs some 150 us in user-mode Linux.
 
-Lines to the host (see ``launch.py`` for the other ends), each a serial line in raw mode:
-
-======  ================================================================
-ttyS0   standard output of the command
-ttyS1   standard error of the command
-ttyS2   standard input of the command
-ttyS3   control: requests from the host, reports to the host, one JSON value a line
-======  ================================================================
-
+Lines to the host (see ``launch.py`` for the other ends) are serial lines in raw mode: ttyS0, 1 and
+2 carry the command's standard output, error and input, ttyS3 one JSON value a line each way.
 Reports: ``started``, ``fed`` (bytes of input taken), ``failed`` (at what, text), ``exited``
 (status, out_of_memory). Requests: ``signal`` (number), ``halt`` (gently or now). What to run
 stands in a file, since a serial line of the guest is no place for more than 4 KB at a time.
@@ -300,10 +293,7 @@ class Guest:
             self.kill_at_s = time.monotonic() + (GRACE_S if gently else 0)
 
     def signal(self, number: int) -> None:
-        """Deliver a signal to the command.
-
-        A terminal sends Ctrl-C to the whole foreground group; kill(1) sends to one process.
-        """
+        """Deliver a signal to the command, and Ctrl-C to its whole group as a terminal does."""
         send = os.killpg if number == signal.SIGINT else os.kill
         with contextlib.suppress(ProcessLookupError):
             send(self.pid, number)
@@ -355,19 +345,10 @@ def kill_all() -> None:
 
 def killed_for_memory(pid: int) -> str:
     """Give the kernel's own line if it killed *pid* for want of memory, or an empty string."""
-    fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK)
-    try:
-        while True:
-            try:
-                line = os.read(fd, 8192).decode(errors="replace")
-            except BlockingIOError:
-                return ""
-            except OSError:  # EPIPE: a record was overwritten
-                continue
-            if f"Killed process {pid} " in line:
-                return line.partition(";")[2].split("\n")[0]
-    finally:
-        os.close(fd)
+    buffer = ctypes.create_string_buffer(1 << 18)
+    size = LIBC.klogctl(3, buffer, len(buffer))  # SYSLOG_ACTION_READ_ALL, see syslog(2)
+    lines = buffer.raw[: max(0, size)].decode(errors="replace").split("\n")
+    return next((line for line in lines if f"Killed process {pid} " in line), "").partition("] ")[2]
 
 
 def serve(control: Control, order: Report) -> None:
@@ -398,13 +379,10 @@ def main() -> None:
     try:
         with open(sys.argv[2], "rb") as file:  # noqa: PTH123  see mount()
             order = json.loads(file.read())
-        step = "mounting"
+        step = "preparing the machine"
         mount_all()
-        step = "opening the control line"
         control = Control()
-        step = "preparing the modules"
         serve_modules(sys.argv[1])
-        step = "preparing the network"
         tune()
         step = "serving"
         serve(control, order)

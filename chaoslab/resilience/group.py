@@ -78,7 +78,7 @@ class Group:
 
     def check(self) -> str | None:
         """Say why the group is lost, None while it is whole; looks at the sockets."""
-        if self._lost is None and (fd := self._closed_byend_of()) is not None:
+        if self._lost is None and (fd := self._closed_by_peer()) is not None:
             peer = self._peers.get(fd)
             self.blamed_rank = self.blame(f"[{peer[0]}]:{peer[1]}") if peer else None
             self._lose("a peer closed its connection")
@@ -165,7 +165,7 @@ class Group:
         """Give those of the group's sockets that are still open, not reused for another."""
         return [(fd, inode) for fd, inode in self._sockets.items() if sockets.inode_of(fd) == inode]
 
-    def _closed_byend_of(self) -> int | None:
+    def _closed_by_peer(self) -> int | None:
         """Give a socket that a peer has closed, or that gloo closed since it found it broken."""
         poller = select.poll()
         for fd, inode in self._sockets.items():

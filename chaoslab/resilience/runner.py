@@ -64,7 +64,8 @@ class Limits:
     timeout_s: of every collective and store call; a silent peer is noticed after it. patience_s:
     how long to be without a group of all ranks, from the notice of its loss; then the circuit
     opens. attempts: failures in a row without a new step. start_patience_s: how long the first
-    start waits for all ranks. teardown_s, exit_s: limits for destroying a group and for leaving the process.
+    start waits for all ranks. teardown_s, exit_s: limits for destroying a group and for leaving
+    the process.
     failed_saves: failed saves in a row that training goes on through.
     """
 

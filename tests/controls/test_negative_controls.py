@@ -14,7 +14,7 @@ from scenarios.test_hard_disconnect import DISCONNECT
 from scenarios.test_kill_during_save import KILL
 from scenarios.test_node_gone import GONE
 
-pytestmark = [pytest.mark.netem(needed=False), pytest.mark.nightly]
+pytestmark = pytest.mark.netem(needed=False)
 
 CONTROLS = [
     ("noticed_within", DISCONNECT, "no_timeout", {}),
