@@ -144,7 +144,26 @@ def _check_count(name: str, what: str, value: Any) -> None:
 
 
 def _noticed(bound: Bound, record: Record) -> tuple[Judgement, ...]:
-    return _each(bound, record, "detect_all_s", "noticed by every surviving rank")
+    judged = _each(bound, record, "detect_all_s", "noticed by every surviving rank")
+    return tuple(_stood_still(bound, record, judgement) or judgement for judgement in judged)
+
+
+def _stood_still(bound: Bound, record: Record, judgement: Judgement) -> Judgement | None:
+    """Judge a fault that nobody noticed: it is broken when the job stood still for too long.
+
+    A job that went on had nothing to notice, and one that stood still for less than the limit
+    was not yet due to: both stay UNKNOWN.
+    """
+    if judgement.verdict is not Verdict.UNKNOWN or judgement.injection is None:
+        return None
+    still = find(record.measurements, "unnoticed_s", judgement.injection)
+    if still.value is None or bound.limit is None or still.value <= bound.limit:
+        return None
+    limit, stood = number(bound.limit, "s"), number(still.value, "s")
+    told = f"noticed: by nobody, though the job stood still for {stood}, over {limit}"
+    return bound.judgement(
+        Verdict.FAILED, told, measured=still.value, injection=judgement.injection
+    )
 
 
 def _recovers(bound: Bound, record: Record) -> tuple[Judgement, ...]:

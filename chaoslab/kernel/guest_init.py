@@ -39,7 +39,6 @@ MS_BIND = 0x1000
 """Source: linux/mount.h."""
 
 LIBC = ctypes.CDLL(None, use_errno=True)
-
 TYPE_CHECKING = False
 if TYPE_CHECKING:  # the real constant costs an import of typing
     from typing import Any
@@ -348,7 +347,7 @@ def killed_for_memory(pid: int) -> str:
     buffer = ctypes.create_string_buffer(1 << 18)
     size = LIBC.klogctl(3, buffer, len(buffer))  # SYSLOG_ACTION_READ_ALL, see syslog(2)
     lines = buffer.raw[: max(0, size)].decode(errors="replace").split("\n")
-    return next((line for line in lines if f"Killed process {pid} " in line), "").partition("] ")[2]
+    return next((line for line in lines if f"Killed process {pid} " in line), "").partition(">")[2]
 
 
 def serve(control: Control, order: Report) -> None:

@@ -54,6 +54,25 @@ def detection(episode: Episode) -> list[Measurement]:
     return [*measured, episode.known("detect_all_s", by_rank[last], "s", how, by_rank)]
 
 
+def unnoticed(episode: Episode) -> Measurement:
+    """Measure unnoticed_s: how long the job stood still while no rank noticed anything.
+
+    Known only of a fault that was ridden out without a word: the longest time, from the effect
+    until all were back, in which no surviving rank completed a step.
+    """
+    if not episode.survivors or not episode.recovered or noticed(episode):
+        told = "a fault that every rank rode out without noticing it"
+        return episode.missing("unnoticed_s", "s", told)
+    gaps = next((gap for r in episode.survivors if (gap := episode.timeline.gaps(r))), "")
+    if gaps:
+        return episode.missing("unnoticed_s", "s", gaps)
+    steps = [e.t_s for rank in episode.survivors for e in episode.within(rank, "step")]
+    times = [episode.bitten_s, *sorted(steps), episode.end_s]
+    longest_s = max(later - earlier for earlier, later in itertools.pairwise(times))
+    how = "longest time without a step of any surviving rank, from the effect to the recovery"
+    return episode.known("unnoticed_s", longest_s, "s", how)
+
+
 def _excused(episode: Episode, rank: int) -> bool:
     return episode.taken_later(rank) is not None
 

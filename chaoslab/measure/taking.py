@@ -16,6 +16,7 @@ from chaoslab.measure.values import Expectation, Measurement, Unit
 INJECTION_NAMES: Final[tuple[tuple[str, Unit], ...]] = (
     ("detect_s", "s"),
     ("detect_all_s", "s"),
+    ("unnoticed_s", "s"),
     ("teardown_s", "s"),
     ("rendezvous_s", "s"),
     ("restore_s", "s"),
@@ -43,6 +44,7 @@ _Taking = tuple[tuple[str, ...], Callable[[Episode], Iterable[Measurement]]]
 
 _OF_A_FAULT: Final[tuple[_Taking, ...]] = (
     (("detect_s", "detect_all_s"), phases.detection),
+    (("unnoticed_s",), lambda one: [phases.unnoticed(one)]),
     (("teardown_s", "rendezvous_s", "restore_s", "first_step_s"), phases.phases),
     (("recovery_s",), lambda one: [phases.recovery(one)]),
     (("steady_s",), lambda one: [phases.steady(one)]),

@@ -299,3 +299,12 @@ def test_a_negative_control_fails_by_its_bound_and_no_other() -> None:
     failed = [j.bound for j in found.judgements if j.verdict is Verdict.FAILED]
     assert failed == ["recovers_within(5)"]
     assert found.verdict is Verdict.FAILED
+
+
+def test_a_job_that_stands_still_for_longer_than_the_limit_unnoticed_is_caught() -> None:
+    """Nobody noticed, and for 1.5 s nothing moved: a promise of 1 s is broken, one of 2 s open."""
+    planted, expected = told.loss_story(), told.loss_expected()
+    broken = judged(bounds.noticed_within(1), planted, expected)
+    assert broken.verdict is Verdict.FAILED
+    assert "stood still for 1.5 s" in broken.message
+    assert judged(bounds.noticed_within(2), planted, expected).verdict is Verdict.UNKNOWN

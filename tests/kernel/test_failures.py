@@ -29,7 +29,7 @@ def test_a_command_killed_for_memory_is_told(guest: Guest) -> None:
         "python3", "-c", "x = bytearray(10**9)", options=("--memory-bytes", str(160 << 20))
     )
     assert done.returncode == FAILED_STATUS
-    assert b"ran out of memory" in done.stderr
+    assert b"ran out of memory (Out of memory: Killed process" in done.stderr
     assert b"memory_bytes=" in done.stderr
 
 
