@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -18,7 +19,26 @@ if TYPE_CHECKING:
 
 IN_GUEST: Final = "CHAOSLAB_IN_UML"
 _KEPT: Final = "CHAOSLAB_TESTS"
+_TOLD: Final = "CHAOSLAB_GUEST_REPORTS"
 _MARKER: Final = "netem"
+
+
+def tell_host(reports: Sequence[object]) -> bool:
+    """Hand the guest's reports to the pytest outside, which prints one table of all.
+
+    Returns whether there is one that wants them.
+    """
+    told = os.environ.get(_TOLD)
+    if told is None:
+        return False
+    Path(told).write_bytes(pickle.dumps(list(reports)))
+    return True
+
+
+def reports_of_guest(file: Path) -> list[object]:
+    """Read what the guest has handed over. It is a file of this process's own making."""
+    data = file.read_bytes()
+    return list(pickle.loads(data)) if data else []  # noqa: S301
 
 
 def in_guest() -> bool:
@@ -95,9 +115,15 @@ def _module_values(item: pytest.Item) -> list[Any]:
     return list(vars(getattr(item, "module", None) or object).values())
 
 
-def rerun(args: Sequence[str | os.PathLike[str]], tests: Sequence[str]) -> int:
-    """Run the same pytest command under user-mode Linux, for these tests. Returns its status."""
+def rerun(args: Sequence[str | os.PathLike[str]], tests: Sequence[str], told: str | None) -> int:
+    """Run the same pytest command under user-mode Linux, for these tests.
+
+    told: file that the guest hands its reports over in (None: it prints its own table). Returns
+    the command's exit status.
+    """
     environment = dict(os.environ) | {_KEPT: json.dumps(list(tests))}
+    if told is not None:
+        environment[_TOLD] = told
     if sys.stdout.isatty():
         environment.setdefault("FORCE_COLOR", "1")
     argv = [sys.executable, "-m", "pytest", *(os.fspath(arg) for arg in args)]

@@ -6,9 +6,12 @@ Loaded by entry point. It does nothing in a session none of whose tests uses cha
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
+import tempfile
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any, Final
 
 import pytest
@@ -87,13 +90,24 @@ def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, objec
     moved = session.config.stash.get(_RERUN, None)
     result = yield
     if moved:
-        _say(session.config, f"{len(moved)} tests need netem, which this kernel lacks: ")
-        with _uncaptured(session.config):
-            status = kernel_choice.rerun(session.config.invocation_params.args, moved)
-        session.config.stash[_GUEST_STATUS] = status
-        if not session.items:
-            _silence(session.config)
+        _run_in_guest(session, moved)
     return result
+
+
+def _run_in_guest(session: pytest.Session, moved: list[str]) -> None:
+    config = session.config
+    tests = "1 test needs" if len(moved) == 1 else f"{len(moved)} tests need"
+    _say(config, f"{tests} netem, which is to come from user-mode Linux: the same command, there")
+    runner = importlib.import_module("chaoslab.runner")
+    with tempfile.NamedTemporaryFile(prefix="chaoslab-guest-") as file, _uncaptured(config):
+        runner.SESSION.guard(Path(file.name))
+        # With tests on both kernels there is one table, and this process prints it.
+        told = file.name if session.items else None
+        status = kernel_choice.rerun(config.invocation_params.args, moved, told)
+        runner.SESSION.reports += kernel_choice.reports_of_guest(Path(file.name))
+    config.stash[_GUEST_STATUS] = status
+    if not session.items:
+        _silence(config)
 
 
 def _uncaptured(config: pytest.Config) -> contextlib.AbstractContextManager[None]:
@@ -106,7 +120,7 @@ def _say(config: pytest.Config, text: str) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
         reporter.ensure_newline()
-        reporter.write_line(f"chaoslab: {text}the same command runs under user-mode Linux")
+        reporter.write_line(f"chaoslab: {text}")
     sys.stdout.flush()
 
 
@@ -135,6 +149,8 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     """Print the table of scenarios."""
     runner = sys.modules.get("chaoslab.runner")
     if runner is None or not runner.SESSION.reports:
+        return
+    if kernel_choice.tell_host(runner.SESSION.reports):
         return
     from chaoslab.report import terminal_table  # noqa: PLC0415  only where scenarios ran
 

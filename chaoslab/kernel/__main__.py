@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -20,6 +21,8 @@ def main() -> int:
     parser.add_argument("--no-stdin", action="store_true", help="give the command no input")
     parser.add_argument("command", nargs="+", metavar="-- COMMAND")
     asked = parser.parse_args()
+    # run_in_uml passes Ctrl-C on; one more after its end must not change the exit status
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         return run_in_uml(
             asked.command,

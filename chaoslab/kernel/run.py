@@ -11,7 +11,7 @@ from typing import Any
 from chaoslab.kernel.errors import KernelError
 from chaoslab.kernel.launch import LIMITS, booted
 from chaoslab.kernel.prefault import MALLOC_SETTINGS, SWITCH_VARIABLE, library
-from chaoslab.kernel.session import Session
+from chaoslab.kernel.session import Session, Signals
 from chaoslab.kernel.uml import INSIDE_VARIABLE, find_parts, memory_bytes_for
 
 BOOT_LIMIT_S = 60.0
@@ -53,17 +53,18 @@ def run_in_uml(
     memory = memory_bytes_for(memory_bytes, parts)
     order = make_order(argv, cwd=cwd, env=env, stdin=stdin, outputs=(stdout, stderr))
     boot_until_s = time.monotonic() + boot_limit_s
-    with booted(parts, order, memory_bytes=memory) as lines:
+    signals = Signals()
+    with signals.received(), booted(parts, order, memory_bytes=memory) as lines:
         session = Session(
             lines=lines,
+            signals=signals,
             order=order,
             stdin=stdin,
             outputs=(stdout, stderr),
             boot_until_s=boot_until_s,
             limit_s=limit_s,
         )
-        with session.signals_passed_on():
-            session.relay()
+        session.relay()
         return session.exit_status(memory_bytes=memory, memory_dir=parts.memory_dir)
 
 

@@ -7,7 +7,7 @@ import select
 import selectors
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,32 @@ LAST_BYTES_S = 1.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
+class Signals:
+    """What signals the caller gets, from before the boot until nothing of the guest is left."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.listener: Callable[[int], None] | None = None
+
+    @contextlib.contextmanager
+    def received(self) -> Iterator[None]:
+        """Receive signals instead of dying of them (in the main thread; others get none)."""
+        before = {}
+        with contextlib.suppress(ValueError):
+            for number in SIGNALS:
+                before[number] = signal.signal(number, self._receive)
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _receive(self, number: int, _frame: object) -> None:
+        self.number = number
+        if self.listener is not None:
+            self.listener(number)
+
+
 class Session:
     """Relays a guest's lines and signals, keeps its limits, and judges how it ended."""
 
@@ -32,6 +58,7 @@ class Session:
         self,
         *,
         lines: Lines,
+        signals: Signals,
         order: dict[str, Any],
         stdin: int | None,
         outputs: tuple[int, int],
@@ -55,33 +82,30 @@ class Session:
         self._selector = selectors.PollSelector()
         for fd in (lines.out, lines.err, lines.reports):
             self._selector.register(fd, selectors.EVENT_READ)
-
-    @contextlib.contextmanager
-    def signals_passed_on(self) -> Iterator[None]:
-        """Pass signals on while the command runs (in the main thread; others get none)."""
-        before = {}
-        with contextlib.suppress(ValueError):
-            for number in SIGNALS:
-                before[number] = signal.signal(number, self._on_signal)
-        try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        self._signals = signals
+        signals.listener = self._on_signal
+        self._signal = self._signal or signals.number
 
     def relay(self) -> None:
         """Move bytes until the guest has gone or a limit has run out."""
-        while self._selector.get_map() and not self._over():
-            for key, _ in self._selector.select(TICK_S):
-                if key.fd == self._lines.reports:
-                    self._take_reports()
-                elif key.fd == self._stdin:
-                    self._read_input()
-                elif key.fd == self._lines.stdin:
-                    self._send_input()
-                else:
-                    self._pass_output(key.fd)
-        self._selector.close()
+        try:
+            while self._selector.get_map() and not self._over():
+                for key, _ in self._selector.select(TICK_S):
+                    self._move(key.fd)
+        finally:
+            self._signals.listener = None
+            self._selector.close()
+
+    def _move(self, fd: int) -> None:
+        """Move what is ready on one descriptor."""
+        if fd == self._lines.reports:
+            self._take_reports()
+        elif fd == self._stdin:
+            self._read_input()
+        elif fd == self._lines.stdin:
+            self._send_input()
+        else:
+            self._pass_output(fd)
 
     def exit_status(self, *, memory_bytes: int, memory_dir: Path) -> int:
         """Give the command's exit status, 128 + n where a signal killed it.
@@ -160,7 +184,7 @@ class Session:
         self._until_s = time.monotonic() + HALT_LIMIT_S
         self._lines.ask(halt="now")
 
-    def _on_signal(self, number: int, _frame: object) -> None:
+    def _on_signal(self, number: int) -> None:
         """Send the signal to the command; the second SIGINT halts the guest."""
         again = number == signal.SIGINT and self._signal == number
         self._signal = number

@@ -44,6 +44,7 @@ def terminal_table(reports: Sequence[Report]) -> str:
     parts = [_aligned(rows), textwrap.fill(_LEGEND, WIDTH)]
     parts += ["\n".join(lines)] if (lines := distributions(reports)) else []
     parts += [explain(report) for report in reports if report.verdict is not Verdict.PASSED]
+    parts.append("\n".join(f"report: {plain(report.directory)}/summary.md" for report in reports))
     return "\n\n".join([*parts, _count(reports)])
 
 

@@ -78,7 +78,8 @@ def test_a_broken_bound_without_evidence_is_explained(tmp_path: Path) -> None:
 def test_runs_that_passed_are_not_explained(tmp_path: Path) -> None:
     """A green night is short: the table, the legend, the count."""
     table = terminal_table([runs.PASSED.write(tmp_path), runs.OPENED.write(tmp_path)])
-    assert len(table.split("\n\n")) == 3
+    assert len(table.split("\n\n")) == 4
+    assert "report: " in table
     assert table.endswith("2 runs: 2 PASSED")
 
 
