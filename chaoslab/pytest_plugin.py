@@ -146,7 +146,17 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """Print the table of scenarios."""
+    """Print the table of scenarios, and how the tests in the guest went."""
+    _print_table(terminalreporter)
+    stash = terminalreporter.config.stash
+    if _GUEST_STATUS in stash:
+        status, count = stash[_GUEST_STATUS], len(stash[_RERUN])
+        how = "all passed" if status == 0 else f"pytest's exit status was {status}"
+        told = f"under user-mode Linux, counted above and not below: {count} tests, {how}"
+        terminalreporter.write_line(told)
+
+
+def _print_table(terminalreporter: Any) -> None:
     runner = sys.modules.get("chaoslab.runner")
     if runner is None or not runner.SESSION.reports:
         return
