@@ -10,31 +10,18 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from chaoslab import (
-        bounds as bounds,
-    )
-    from chaoslab import (
-        faults as faults,
-    )
+    from chaoslab import bounds as bounds, faults as faults
     from chaoslab.bounds import (
         Verdict as Verdict,
     )
     from chaoslab.errors import (
+        AgentError as AgentError,
         BoundExceeded as BoundExceeded,
-    )
-    from chaoslab.errors import (
         ChaoslabError as ChaoslabError,
-    )
-    from chaoslab.errors import (
+        ClusterError as ClusterError,
         HarnessError as HarnessError,
-    )
-    from chaoslab.errors import (
         InvalidScenario as InvalidScenario,
-    )
-    from chaoslab.errors import (
         NotAvailable as NotAvailable,
-    )
-    from chaoslab.errors import (
         NotProven as NotProven,
     )
     from chaoslab.options import (
@@ -48,62 +35,26 @@ if TYPE_CHECKING:
     )
     from chaoslab.scenario import (
         NEVER as NEVER,
-    )
-    from chaoslab.scenario import (
         Job as Job,
-    )
-    from chaoslab.scenario import (
         RestartPolicy as RestartPolicy,
-    )
-    from chaoslab.scenario import (
         Scenario as Scenario,
-    )
-    from chaoslab.scenario import (
         on_failure as on_failure,
     )
     from chaoslab.schedule import (
         Injection as Injection,
-    )
-    from chaoslab.schedule import (
         after as after,
-    )
-    from chaoslab.schedule import (
         agent_of as agent_of,
-    )
-    from chaoslab.schedule import (
         at_step as at_step,
-    )
-    from chaoslab.schedule import (
         between as between,
-    )
-    from chaoslab.schedule import (
         during_save as during_save,
-    )
-    from chaoslab.schedule import (
         everywhere as everywhere,
-    )
-    from chaoslab.schedule import (
         node as node,
-    )
-    from chaoslab.schedule import (
         on_event as on_event,
-    )
-    from chaoslab.schedule import (
         one_rank as one_rank,
-    )
-    from chaoslab.schedule import (
         rank as rank,
-    )
-    from chaoslab.schedule import (
         ranks as ranks,
-    )
-    from chaoslab.schedule import (
         store as store,
-    )
-    from chaoslab.schedule import (
         when_healed as when_healed,
-    )
-    from chaoslab.schedule import (
         while_recovering as while_recovering,
     )
 
@@ -112,6 +63,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "chaoslab.bounds": ("Verdict",),
     "chaoslab.errors": (
+        "AgentError",
+        "ClusterError",
         "BoundExceeded",
         "ChaoslabError",
         "HarnessError",

@@ -103,7 +103,10 @@ def _run_in_guest(session: pytest.Session, moved: list[str]) -> None:
         runner.SESSION.guard(Path(file.name))
         # With tests on both kernels there is one table, and this process prints it.
         told = file.name if session.items else None
-        status = kernel_choice.rerun(config.invocation_params.args, moved, told)
+        try:
+            status = kernel_choice.rerun(config.invocation_params.args, moved, told)
+        except ChaoslabError as problem:
+            raise pytest.UsageError(str(problem)) from problem
         runner.SESSION.reports += kernel_choice.reports_of_guest(Path(file.name))
     config.stash[_GUEST_STATUS] = status
     if not session.items:

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from chaoslab import faults as fault_kinds
-from chaoslab import schedule as schedules
+from chaoslab import faults as fault_kinds, schedule as schedules
 from chaoslab.bounds import Bound, contradictions
 from chaoslab.errors import InvalidScenario
 from chaoslab.history import HARNESS_KINDS, RANK_KINDS

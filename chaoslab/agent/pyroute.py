@@ -11,8 +11,7 @@ import types
 from typing import Any, Final
 
 from pyroute2 import IPRoute
-from pyroute2.netlink import NetlinkError as PyrouteError
-from pyroute2.netlink import nlmsg_atoms
+from pyroute2.netlink import NetlinkError as PyrouteError, nlmsg_atoms
 from pyroute2.netlink.rtnl.tcmsg import (
     common,
     plugins,

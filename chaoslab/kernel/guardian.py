@@ -13,7 +13,6 @@ import contextlib
 import ctypes
 import json
 import os
-import random
 import resource
 import select
 import shutil
@@ -28,7 +27,7 @@ if TYPE_CHECKING:  # the real constant costs an import of typing
 
 GRACE_S = 2.2
 """The guest gives its command 1 s and needs some for its last sync."""
-REBALANCE_S = 2.0
+TICK_S = 2.0
 ASK_AGAIN_S = 0.2
 ORDER_NAME = "order.json"
 SCRATCH_PREFIX = "/chaoslab-kernel-"
@@ -54,41 +53,6 @@ def kernels() -> dict[int, int]:
                     if file.read().startswith("linux.uml"):
                         found[int(name)] = session
     return found
-
-
-class Pin:
-    """Keeps the guest on one CPU, the one with the fewest other guests.
-
-    A user-mode kernel runs on one CPU at a time anyway, and each system call or page fault is
-    some round trips between two processes; on one CPU such a trip is a context switch, across
-    two it is the wake-up of an idle CPU. Measured in a 2-CPU virtual machine: 182 us for a page
-    fault against 130 us.
-    """
-
-    def __init__(self) -> None:
-        self.allowed = os.sched_getaffinity(0)
-        self.cpu = -1
-        self.move(session=-1)
-
-    def move(self, *, session: int) -> None:
-        """Go to a quieter CPU where there is one; *session* is this guest's own."""
-        users: dict[int, set[int]] = {cpu: set() for cpu in self.allowed}
-        mine = [os.getpid()]
-        for pid, owner in kernels().items():
-            if owner == session:
-                mine.append(pid)
-                continue
-            with contextlib.suppress(OSError):
-                where = os.sched_getaffinity(pid)
-                if len(where) == 1 and where <= self.allowed:
-                    users[where.pop()].add(owner)
-        least = min(len(others) for others in users.values())
-        if self.cpu >= 0 and len(users[self.cpu]) == least:
-            return
-        self.cpu = random.choice([cpu for cpu in users if len(users[cpu]) == least])  # noqa: S311
-        for pid in mine:
-            with contextlib.suppress(OSError):
-                os.sched_setaffinity(pid, {self.cpu})
 
 
 def sweep_abandoned() -> None:
@@ -156,8 +120,7 @@ def watch(order: dict[str, Any], kernel: subprocess.Popen[bytes]) -> None:
     caller = os.pidfd_open(order["caller"])
     poll.register(caller, select.POLLIN)
     give_up_s = float("inf")
-    tick_s = REBALANCE_S
-    pin = order["pin"]
+    tick_s = TICK_S
     while kernel.poll() is None and time.monotonic() < give_up_s:
         wait_s = min(tick_s, max(0.0, give_up_s - time.monotonic()))
         for fd, _ in poll.poll(wait_s * 1000):
@@ -169,8 +132,6 @@ def watch(order: dict[str, Any], kernel: subprocess.Popen[bytes]) -> None:
             # more comes (user-mode Linux 6.1 waits for the SIGIO of new bytes).
             ask_to_end(order["control_fd"])
             tick_s = ASK_AGAIN_S
-        if pin is not None:
-            pin.move(session=kernel.pid)
 
 
 def main() -> int:
@@ -187,7 +148,6 @@ def main() -> int:
         with open(f"{order['scratch']}/{ORDER_NAME}", "wb") as file:  # noqa: PTH123
             shutil.copyfileobj(sys.stdin.buffer, file)
         sweep_abandoned()
-        order["pin"] = Pin() if order["pin"] else None
         kernel = subprocess.Popen(
             order["argv"],
             stdin=subprocess.DEVNULL,

@@ -1,7 +1,7 @@
 """Process 1 of the guest: prepares the machine, runs one command, relays its streams, powers off.
 
 Runs as a script inside the guest (``python -I -S guest_init.py``), standard library only, and
-keeps its imports few: a page fault costs some 150 us in user-mode Linux.
+keeps its imports few: a page fault costs 100 to 180 us in user-mode Linux.
 
 Lines to the host (see ``launch.py`` for the other ends) are serial lines in raw mode: ttyS0, 1 and
 2 carry the command's standard output, error and input, ttyS3 one JSON value a line each way.

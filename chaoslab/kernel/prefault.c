@@ -1,5 +1,5 @@
-/* Maps fresh memory of a program in batches: makes user-mode Linux twice as fast for programs
- * that allocate much. Preloaded into every program of a guest (LD_PRELOAD), where the host has a C
+/* Maps fresh memory of a program in batches: saves a program that allocates much a third of its
+ * time in user-mode Linux. Preloaded into every program of a guest (LD_PRELOAD), where the host has a C
  * compiler; without it everything works, only slower.
  *
  * Why: in user-mode Linux each page that a program touches for the first time is a fault of some
@@ -7,7 +7,7 @@
  * brings all pages of that range to the host process in one go (fix_range_common in
  * arch/um/kernel/tlb.c of Linux 6.1). So: have the kernel allocate the pages of a new range
  * (MADV_POPULATE_WRITE, Linux 5.14), then change their protection and change it back: 18 us for a
- * page. It can go when user-mode Linux maps more than the one page that faulted.
+ * page (64 MiB touched in order: 99 us a page without, in one run). It can go when user-mode Linux maps more than the one page that faulted.
  *
  * What is served: the heap (malloc grows it by MALLOC_TOP_PAD_, which the guest sets to 1 MiB)
  * and small anonymous mappings (Python's arenas).

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from chaoslab.agent import netem
 from chaoslab.agent.distributions import mean_and_deviation, table

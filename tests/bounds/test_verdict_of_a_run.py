@@ -6,8 +6,7 @@ import dataclasses
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from hypothesis import given, settings, strategies as st
 
 from chaoslab import bounds
 from chaoslab.bounds import Bound, Findings, Judgement, Record, Verdict, judge

@@ -101,7 +101,7 @@ def main() -> None:
     """Print everything."""
     write_files()
     netem = host_has_netem()
-    print(  # noqa: T201  that is its answer
+    print(
         json.dumps(
             {
                 "uid": os.getuid(),

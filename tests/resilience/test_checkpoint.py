@@ -13,8 +13,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from chaoslab.resilience import layout
 from chaoslab.resilience.checkpoint import AtomicCheckpointManager

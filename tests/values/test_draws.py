@@ -1,7 +1,6 @@
 """Targets that are drawn: the seed alone decides."""
 
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 from chaoslab.schedule import drawn_ranks, ranks
 
