@@ -17,6 +17,9 @@ check: setup
 	@.venv/bin/mypy
 	@.venv/bin/lint-imports
 
+scenarios: setup
+	@$(PYTEST) scenarios
+
 nightly: setup
 	@$(PYTEST) --nightly tests
 	@$(PYTEST) --chaos-repeat=5 scenarios

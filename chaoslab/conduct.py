@@ -22,9 +22,9 @@ from chaoslab.inject.injector import Injector, stop_all
 from chaoslab.inject.placement import place
 from chaoslab.inject.triggers import holds_of
 from chaoslab.job.environment import Places
-from chaoslab.job.ranks import Ranks
+from chaoslab.job.ranks import STORE_KEY, Ranks
 from chaoslab.scenario import Job
-from chaoslab.schedule import AgentTarget, Injection
+from chaoslab.schedule import AgentTarget, Injection, StoreTarget
 
 _AGENT_LIMIT_S: Final = 30.0
 _ORPHAN_LIMIT_S: Final = 2.0
@@ -55,6 +55,9 @@ async def execute(execution: Execution, server: Server, scratch: Scratch) -> His
     Raises: NotAvailable when a node lacks what a fault needs; HarnessError when the harness
     itself fails. Neither says anything about the job.
     """
+    problem = await asyncio.to_thread(server.wait_ready)
+    if problem is not None and execution.job.warm:
+        raise NotAvailable(f"warm ranks cannot be had: {problem}; or set Job(warm=False)")
     with contextlib.closing(Feed(scratch.root / "history.jsonl")) as feed:
         await _with_cluster(execution, server, scratch, feed)
         return feed.history
@@ -87,9 +90,12 @@ class _Conductor:
 
     def agent_event(self, node: int, event: dict[str, Any]) -> None:
         """Keep what an agent says of its own accord."""
-        if event["event"] in ("lease_expired", "flapped"):
+        kind = {"failed": "agent_failed", "refused": "agent_failed"}.get(event["event"])
+        if kind is None and event["event"] in ("lease_expired", "flapped"):
+            kind = event["event"]
+        if kind is not None:
             fields = {name: value for name, value in event.items() if name not in ("event", "t_s")}
-            self._feed.note(event["event"], node=node, t_s=event["t_s"], **fields)
+            self._feed.note(kind, node=node, t_s=event["t_s"], **fields)
 
     async def conduct(self, cluster: Cluster) -> None:
         """Play the whole execution on a cluster that is up."""
@@ -105,16 +111,17 @@ class _Conductor:
             await ranks.start_all()
             lost = asyncio.get_running_loop().create_task(cluster.gone())
             try:
-                await self._wait_for_the_end(ranks, [*tasks, lost])
+                await self._wait_for_the_end(ranks, [*tasks, lost, tail])
             finally:
                 lost.cancel()
         finally:
             ranks.close()
-            problems = await stop_all(injectors, tasks)
-            tail.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await tail
-            ranks.tail.read_all()
+            try:
+                problems = await stop_all(injectors, tasks)
+            finally:
+                tail.cancel()
+                await asyncio.gather(tail, return_exceptions=True)
+                ranks.tail.read_all()
         if problems:
             raise HarnessError("; ".join(problems))
         await self._check_orphans(cluster)
@@ -142,6 +149,12 @@ class _Conductor:
                 self._feed.note("not_pristine", node=node, when=when, differences=differences)
         self._feed.note("pristine", when=when, nodes=len(nodes))
 
+    def _targets(self) -> frozenset[str]:
+        """Give the keys of the agents, and the store's, that the schedule acts on."""
+        targets = [injection.on for injection in self._execution.schedule]
+        store = {STORE_KEY for target in targets if isinstance(target, StoreTarget)}
+        return frozenset(store | {f"agent-{node}" for node in self._dead_agents()})
+
     def _dead_agents(self) -> set[int]:
         targets = [injection.on for injection in self._execution.schedule]
         return {target.node for target in targets if isinstance(target, AgentTarget)}
@@ -168,6 +181,7 @@ class _Conductor:
             cluster=cluster,
             feed=self._feed,
             holds=holds_of(execution.schedule),
+            may_end=self._targets(),
         )
 
     def _make_injectors(self, cluster: Cluster, ranks: Ranks) -> list[Injector]:
@@ -204,6 +218,8 @@ class _Conductor:
                 )
                 for task in done:
                     task.result()
+                if ranks.problem is not None:
+                    raise ranks.problem
                 if not done:
                     waiting = [f"rank {rank}" for rank in ranks.running()]
                     limit_s = self._execution.job.limit_s
@@ -214,11 +230,14 @@ class _Conductor:
         self._feed.note("run_ended", reason="every rank has ended")
 
     async def _check_orphans(self, cluster: Cluster) -> None:
-        """Note as leaks the processes that outlive the job; its own ranks count when it ended."""
-        stopped = self._ranks.stopped_keys() if self._ranks is not None else set()
+        """Note as leaks the processes that outlive the job, but ranks that were given up."""
+        ranks = self._ranks
+        excused = ranks.stopped_keys() if ranks is not None else set()
+        if ranks is not None and self._feed.history.of("gave_up"):
+            excused |= {key for rank in ranks.running() if (key := ranks.key_of(rank)) is not None}
         deadline_s = asyncio.get_running_loop().time() + _ORPHAN_LIMIT_S
         while True:
-            alive = [p for p in await cluster.processes() if _is_left(p, stopped)]
+            alive = [p for p in await cluster.processes() if _is_left(p, excused)]
             if not alive or asyncio.get_running_loop().time() > deadline_s:
                 break
             await asyncio.sleep(_POLL_S)
@@ -228,12 +247,12 @@ class _Conductor:
             self._feed.note("leak", what=what, node=process["node"])
 
 
-def _is_left(process: dict[str, Any], stopped: set[str]) -> bool:
+def _is_left(process: dict[str, Any], excused: set[str]) -> bool:
     """Tell whether a process should have ended with the job. Zombies are reaped by the lab.
 
-    stopped: keys of the processes that a fault has stopped for good.
+    excused: keys of the processes that a fault has stopped, or that the run has given up on.
     """
     key = process["key"] or ""
-    if key in stopped:
+    if key in excused:
         return False
     return not key.startswith("agent-") and key != "store" and process["state"] not in ("Z", None)

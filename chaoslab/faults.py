@@ -395,6 +395,12 @@ class Combined(NetemFault):
         super().__post_init__()
         if len(self.parts) < 2:  # noqa: PLR2004
             raise _refuse(self, "parts", "at least two netem faults")
+        plain = NetemFault()
+        for part in self.parts:
+            for field in ("duration_s", "direction", "to", "ports", "seed"):
+                if getattr(part, field) != getattr(plain, field):
+                    want = f"{field} on Combined, not on a part: the parts share one qdisc"
+                    raise _refuse(self, "parts", want)
         names = [name for part in self.parts for name in part.netem()]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -466,6 +472,8 @@ class Flapping(Fault):
         super().__post_init__()
         _check_seconds(self, "down_s", zero=False)
         _check_seconds(self, "up_s", zero=False)
+        if self.of.duration_s is not None:
+            raise _refuse(self, "of", "duration_s on Flapping, not on what it repeats")
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -498,7 +506,7 @@ class Partition(Fault):
     @property
     def needs(self) -> tuple[str, ...]:
         """Names of the agent's capabilities that this fault needs."""
-        return ("silent_drop",)
+        return ("silent_drop", "ifb") if self.cut_store else ("silent_drop",)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -519,6 +527,8 @@ class Signal(ProcessFault):
             raise _refuse(self, "duration_s", "no duration_s; for a stop with a window use Stop")
         if self.signal not in signals.valid_signals():
             raise _refuse(self, "signal", "a signal of this system, such as signal.SIGTERM")
+        if self.signal in (signals.SIGSTOP, signals.SIGTSTP, signals.SIGTTIN, signals.SIGTTOU):
+            raise _refuse(self, "signal", "a signal that does not stop a process: that is Stop()")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -28,12 +28,15 @@ RANK_KINDS: Final = frozenset(
 
 HARNESS_KINDS: Final = frozenset(
     {
-        "run_started", "nodes_ready", "steady", "injected", "effective", "not_effective", "healed",
+        "nodes_ready", "injected", "effective", "not_effective", "healed",
         "not_healed", "lease_expired", "flapped", "process_started", "process_exited", "pristine",
-        "not_pristine", "leak", "malformed", "gave_up", "run_ended",
+        "not_pristine", "leak", "malformed", "gave_up", "run_ended", "agent_failed",
     }
 )  # fmt: skip
 """Kinds that the harness writes. process_exited: pid, status (exit code, or minus the signal)."""
+
+_WITH_STEP: Final = frozenset({"step", "restored", "save_begun", "save_committed"})
+_MAX_T_S: Final = 1e10
 
 MAX_LINE_BYTES: Final = 64 * 1024
 """Longest event line that is read whole; a longer one becomes a `malformed` event."""
@@ -75,7 +78,10 @@ def event_to_json(event: Event) -> str:
 
 def event_from_json(line: str) -> Event:
     """Read one line. Raises: ValueError for a line that is no event."""
-    value = json.loads(line)
+    try:
+        value = json.loads(line)
+    except RecursionError as problem:
+        raise ValueError("event line: nested too deeply") from problem
     if not isinstance(value, dict):
         raise ValueError(  # noqa: TRY004  a line, not an argument
             f"event line: want a JSON object, got {type(value).__name__}"
@@ -85,6 +91,10 @@ def event_from_json(line: str) -> Event:
         raise ValueError(  # noqa: TRY004
             "event line: want t_s (a number) and kind (a string)"
         )
+    if not -_MAX_T_S < t_s < _MAX_T_S:
+        raise ValueError(f"event line: t_s={t_s!r}: want seconds of CLOCK_MONOTONIC")
+    if kind in _WITH_STEP and not isinstance(value.get("step"), int):
+        raise ValueError(f"event line: {kind}: want step (a whole number)")
     places = {name: value.pop(name, None) for name in ("rank", "node", "incarnation")}
     for name, place in places.items():
         if place is not None and (isinstance(place, bool) or not isinstance(place, int)):

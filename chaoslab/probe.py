@@ -97,4 +97,4 @@ class watched:  # noqa: N801 - reads as a verb: with watched(open(path, "wb")) a
             if time.monotonic() - start_s > HOLD_LIMIT_S:
                 return emit("hold_expired", **at)
             time.sleep(0.001)
-        return None
+        return os.unlink(release)  # noqa: PTH108 - so that the next hold holds

@@ -71,6 +71,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """
     if kernel_choice.in_guest():
         kept = kernel_choice.kept_in_guest()
+        lost = kept - {item.nodeid for item in items}
+        if lost:
+            raise pytest.UsageError(f"not found under user-mode Linux: {', '.join(sorted(lost))}")
         items[:] = [item for item in items if item.nodeid in kept]
         return
     if config.option.collectonly:
@@ -79,6 +82,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         moved = kernel_choice.tests_for_the_guest(items)
     except ChaoslabError as problem:
         raise pytest.UsageError(str(problem)) from problem
+    if moved and hasattr(config, "workerinput"):
+        raise pytest.UsageError(
+            "tests that need netem cannot be spread by pytest-xdist where this kernel has none: "
+            "run them without -n"
+        )
     if moved:
         config.stash[_RERUN] = [item.nodeid for item in moved]
         items[:] = [item for item in items if item not in moved]
@@ -154,8 +162,10 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     stash = terminalreporter.config.stash
     if _GUEST_STATUS in stash:
         status, count = stash[_GUEST_STATUS], len(stash[_RERUN])
-        how = "all passed" if status == 0 else f"pytest's exit status was {status}"
-        told = f"under user-mode Linux, counted above and not below: {count} tests, {how}"
+        told = (
+            f"under user-mode Linux, counted above and not below: {count} tests, "
+            f"exit status {int(status)}"
+        )
         terminalreporter.write_line(told)
 
 

@@ -15,7 +15,7 @@ from typing import Final
 from chaoslab import bounds, naming, versions
 from chaoslab.cluster.scratch import scratch_directory, scratch_root, sweep
 from chaoslab.conduct import Execution, execute
-from chaoslab.errors import BoundExceeded, NotProven
+from chaoslab.errors import BoundExceeded, HarnessError, NotProven
 from chaoslab.history import History
 from chaoslab.inject.placement import place
 from chaoslab.measure import Expectation, ExpectedInjection
@@ -102,6 +102,15 @@ def _twin(scenario: Scenario, options: Options, script: Path) -> tuple[str, Hist
     with scratch_directory(run_id, owner=_owner(script)) as scratch:
         execution = _execution(fault_free, options, script, run_id)
         twin = asyncio.run(execute(execution, SESSION.server(), scratch))
+    finished = {
+        e.rank for e in twin.of("process_exited") if e.rank is not None and e["status"] == 0
+    }
+    if len(finished) < scenario.job.world_size:
+        missing = sorted(set(range(scenario.job.world_size)) - finished)
+        raise HarnessError(
+            f"the fault-free twin did not finish: ranks {missing} did not exit with status 0; "
+            "without a twin the result of the run under faults cannot be judged"
+        )
     SESSION.twins[key] = (run_id, twin)
     return f"run as {run_id}", twin
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,11 @@ from chaoslab.schedule import Injection
 
 MAX_NODES = 250
 """A run's nodes share one /24 subnet, less the store's and the bridge's addresses."""
+
+
+def _is_seconds(value: object) -> bool:
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    return number and math.isfinite(value) and value >= 0  # type: ignore[arg-type,operator]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -32,8 +38,10 @@ class RestartPolicy:
         """Refuse values out of range. Raises: InvalidScenario."""
         if self.limit < 0:
             raise InvalidScenario(f"RestartPolicy(limit={self.limit}): want limit >= 0")
-        if self.delay_s < 0:
-            raise InvalidScenario(f"RestartPolicy(delay_s={self.delay_s}): want delay_s >= 0")
+        if not _is_seconds(self.delay_s):
+            raise InvalidScenario(
+                f"RestartPolicy(delay_s={self.delay_s!r}): want delay_s >= 0, in seconds"
+            )
 
 
 NEVER = RestartPolicy(limit=0)
@@ -76,8 +84,13 @@ class Job:
                 raise InvalidScenario(f"Job({field}={value!r}): want a whole number >= 1")
         if self.nodes > MAX_NODES:
             raise InvalidScenario(f"Job(nodes={self.nodes}): want nodes <= {MAX_NODES}")
-        if not self.limit_s > 0:
-            raise InvalidScenario(f"Job(limit_s={self.limit_s}): want limit_s > 0")
+        if not _is_seconds(self.limit_s) or self.limit_s == 0:
+            raise InvalidScenario(f"Job(limit_s={self.limit_s!r}): want limit_s > 0, in seconds")
+        if not isinstance(self.args, tuple) or not all(isinstance(a, str) for a in self.args):
+            raise InvalidScenario(f"Job(args={self.args!r}): want a tuple of strings")
+        pairs = self.env if isinstance(self.env, tuple) else ((),)
+        if not all(len(p) == 2 and all(isinstance(x, str) for x in p) for p in pairs):  # noqa: PLR2004
+            raise InvalidScenario(f"Job(env={self.env!r}): want a tuple of (name, value) strings")
 
     @property
     def world_size(self) -> int:
@@ -111,6 +124,13 @@ class Scenario:
             raise InvalidScenario("Scenario(bounds=[]): want at least one bound to judge by")
         for clash in contradictions(self.bounds):
             raise InvalidScenario(f"Scenario(bounds=...): {clash}")
+        for bound in self.bounds:
+            if bound.injection is not None and not 0 <= bound.injection < len(self.schedule):
+                raise InvalidScenario(
+                    f"{bound.code}: want injection in 0..{len(self.schedule) - 1}, a place in "
+                    "the schedule"
+                )
+        _check_holds(self.schedule)
         for nth, injection in enumerate(self.schedule):
             _check_target(self.job, injection.on, injection.fault)
             _check_trigger(self.job, injection, nth, len(self.schedule))
@@ -119,6 +139,16 @@ class Scenario:
     def needs(self) -> frozenset[str]:
         """Names of the agent's capabilities that the schedule needs."""
         return frozenset(name for injection in self.schedule for name in injection.fault.needs)
+
+
+def _check_holds(schedule: Sequence[Injection]) -> None:
+    held = [(i.on, i.at.nth) for i in schedule if isinstance(i.at, schedules.DuringSave)]
+    for place in held:
+        if held.count(place) > 1:
+            raise InvalidScenario(
+                f"during_save(nth={place[1]}) on {schedules.describe(place[0])}: want one "
+                "injection per rank and save"
+            )
 
 
 def check_files(scenario: Scenario, directory: Path) -> Path:

@@ -27,6 +27,9 @@ class Session:
 
     def server(self) -> Server:
         """Give the warm server, started if need be. Its imports may still be going on."""
+        if self._server is not None and not self._server.alive:
+            self._server.close()
+            self._server = None
         if self._server is None:
             self._server = Server(_PRELOAD)
             atexit.register(self.close)

@@ -66,6 +66,12 @@ def find_doubts(history: History, expectation: Expectation) -> list[str]:
     """Say what, apart from the bounds, keeps a run from being PASSED."""
     doubts = doubts_of_faults(history, expectation)
     doubts += [_doubt(event) for event in history if event.kind in _DOUBTFUL]
+    doubts += [
+        f"healed: the job ended inside the window of injection {event.get('injection')}: "
+        "want more steps, or a shorter window"
+        for event in history.of("healed")
+        if event.get("cut_short")
+    ]
     if not history.of("run_ended", "gave_up"):
         doubts.append("run_ended: the record is cut short")
     return doubts
@@ -75,6 +81,7 @@ _DOUBTFUL = {
     "malformed": "a line in the record of {who} is no event: {problem}: {excerpt}",
     "events_lost": "{who} could not write {count} of its events",
     "lease_expired": "the fault's lease ran out: it was not healed as the schedule says",
+    "agent_failed": "the agent of {who} could not undo a fault by itself",
     "hold_expired": "{who} was held for a fault and let go before the fault came",
     "not_pristine": "{who} was not in a known good state: {differences}",
 }

@@ -28,6 +28,7 @@ _READ_BYTES = 1 << 16
 _MAX_FDS = 253
 """Descriptors in one message. Source: SCM_MAX_FD of include/net/scm.h."""
 
+_START_LIMIT_S = 15.0
 _GONE = {"state": None, "cpu_ticks": 0, "pending": 0, "caught": 0, "ignored": 0}
 
 
@@ -48,6 +49,7 @@ class Lab:
             "signal": self._signal,
             "state": self._state,
             "processes": self._processes,
+            "empty": self._empty_node,
             "close": self._close,
         }
 
@@ -144,9 +146,28 @@ class Lab:
         start = spawn.Start(**request["start"])
         netns_fd = self._netns_fds[start.node]
         close = [fd for fd in self._own_fds() if fd != netns_fd]
-        pid = spawn.fork_child(lambda: spawn.become(start, netns_fd), close)
+        report, told = os.pipe2(os.O_CLOEXEC)
+        pid = spawn.fork_child(lambda: spawn.become(start, netns_fd, told=told), [*close, report])
+        os.close(told)
         self._keys[pid] = start.key
-        return {"pid": pid, "t_s": time.monotonic()}
+        started_s = time.monotonic()
+        # Its end closes when the program begins; before that, it says what went wrong.
+        problem = _read_all(report, limit_s=_START_LIMIT_S)
+        if problem:
+            del self._keys[pid]
+            raise RuntimeError(f"{start.key} could not begin: {problem}")
+        return {"pid": pid, "t_s": started_s}
+
+    def _empty_node(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Kill every process of a node but its agent, also those that left their session."""
+        killed = 0
+        for process in self._processes({})["processes"]:
+            key = process["key"] or ""
+            if process["node"] == request["node"] and not key.startswith("agent-"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(process["pid"], signal.SIGKILL)
+                    killed += 1
+        return {"killed": killed}
 
     def _signal(self, request: dict[str, Any]) -> dict[str, Any]:
         pid = self._pid_of(request["key"])
@@ -257,6 +278,20 @@ def _read_exactly(fd: int, count: int, *, limit_s: float) -> None:
         if not data:
             raise RuntimeError(f"{count} nodes died while being born")
         count -= len(data)
+
+
+def _read_all(fd: int, *, limit_s: float) -> str:
+    """Read a pipe to its end, and close it. Raises: TimeoutError."""
+    parts: list[bytes] = []
+    try:
+        while select.select([fd], [], [], limit_s)[0]:
+            part = os.read(fd, _READ_BYTES)
+            if not part:
+                return b"".join(parts).decode(errors="replace")
+            parts.append(part)
+    finally:
+        os.close(fd)
+    raise TimeoutError(f"a process did not begin within {limit_s} s of its start")
 
 
 def enter(control: socket.socket, options: dict[str, Any]) -> int:

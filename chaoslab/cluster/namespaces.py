@@ -99,8 +99,14 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
-        with contextlib.suppress(OSError):
-            os.close(self._stderr)
+        stderr, self._stderr = self._stderr, -1
+        if stderr >= 0:
+            os.close(stderr)
+
+    @property
+    def alive(self) -> bool:
+        """Tell whether its process still runs."""
+        return self._process.poll() is None
 
 
 class Cluster:
@@ -148,17 +154,22 @@ class Cluster:
         env: dict[str, str],
         cwd: str,
         log: str,
-    ) -> int:
+    ) -> tuple[int, float]:
         """Start a process in a node (see chaoslab.cluster.spawn.Start for the fields).
 
-        It runs as the cluster's owner, without capabilities. Returns its pid in the lab.
-        Raises: ClusterError.
+        It runs as the cluster's owner, without capabilities. Returns its pid in the lab
+        and when it started (CLOCK_MONOTONIC). Raises: ClusterError.
         """
         uid, gid = self._owner or (None, None)
         start = Start(
             key=key, node=node, mode=mode, argv=argv, env=env, cwd=cwd, log=log, uid=uid, gid=gid
         )
-        return int((await self._ask("spawn", start=vars(start)))["pid"])
+        answer = await self._ask("spawn", start=vars(start))
+        return int(answer["pid"]), float(answer["t_s"])
+
+    async def empty(self, node: int) -> None:
+        """Kill every process of a node but its agent. Raises: ClusterError."""
+        await self._ask("empty", node=node)
 
     async def signal(self, key: str, number: int, *, tree: bool = False) -> bool:
         """Signal a process by its key; tree: its whole process group.

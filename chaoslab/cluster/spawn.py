@@ -67,18 +67,26 @@ def fork_child(body: Callable[[], int], close: Iterable[int]) -> int:
         os._exit(status)
 
 
-def become(start: Start, netns_fd: int) -> int:
-    """Turn this fork into the wanted process. Returns the exit status of a forked script."""
-    os.setsid()
-    linux.setns(netns_fd, linux.CLONE_NEWNET)
-    _redirect(start.log)
-    linux.keep_capabilities((), uid=start.uid, gid=start.gid)
-    os.chdir(start.cwd)
-    if start.mode == "exec":
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
-        os.execvpe(start.argv[0], start.argv, start.env)  # noqa: S606  no shell is wanted
-    os.environ.clear()
-    os.environ.update(start.env)
+def become(start: Start, netns_fd: int, *, told: int) -> int:
+    """Turn this fork into the wanted process. Returns the exit status of a forked script.
+
+    told: pipe that takes what went wrong before the program began, and is closed when it begins.
+    """
+    try:
+        os.setsid()
+        linux.setns(netns_fd, linux.CLONE_NEWNET)
+        _redirect(start.log)
+        linux.keep_capabilities((), uid=start.uid, gid=start.gid)
+        os.chdir(start.cwd)
+        if start.mode == "exec":
+            signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+            os.execvpe(start.argv[0], start.argv, start.env)  # noqa: S606  no shell is wanted
+        os.environ.clear()
+        os.environ.update(start.env)
+    except Exception as problem:
+        os.write(told, f"{type(problem).__name__}: {problem}".encode())
+        raise
+    os.close(told)
     return run_script(start.argv)
 
 

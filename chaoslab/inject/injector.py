@@ -7,13 +7,12 @@ bite) or not_effective (what was not seen), healed or not_healed.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 from typing import Any, Final
 
 from chaoslab import faults, schedule
 from chaoslab.cluster.namespaces import Cluster
-from chaoslab.errors import AgentError, HarnessError
+from chaoslab.errors import AgentError
 from chaoslab.feed import Feed
 from chaoslab.history import Event
 from chaoslab.inject import processes, triggers
@@ -47,8 +46,8 @@ class Injector:
         self._ranks = ranks
         self._feed = feed
         self._lease_s = limit_s + _LEASE_SPARE_S
-        self._injected = False
-        self._healed = False
+        self._work: asyncio.Task[None] | None = None
+        self._healing: asyncio.Task[None] | None = None
         self._reset_only = isinstance(injection.fault, faults.ConnectionReset)
 
     async def run(self) -> None:
@@ -58,10 +57,20 @@ class Injector:
         """
         moment = await triggers.reached(self._injection, self._feed)
         begun_t_s = time.monotonic()
-        self._injected = True
+        self._work = asyncio.get_running_loop().create_task(self._inject(moment, begun_t_s))
+        # Once begun it is carried through: what was done to a node has to be known.
+        await asyncio.shield(self._work)
+        if self._injection.fault.duration_s is not None:
+            passed_s = time.monotonic() - begun_t_s
+            await asyncio.sleep(max(0.0, self._injection.fault.duration_s - passed_s))
+            await self.heal(cut_short=False)
+
+    async def _inject(self, moment: Event, begun_t_s: float) -> None:
         for node in self._placement.lost_nodes:
             self._ranks.lose_node(node)
         hit = await self._hit_processes()
+        for node in self._placement.lost_nodes:
+            await self._cluster.empty(node)
         evidence = await self._begin_links()
         self._feed.note(
             "injected",
@@ -78,10 +87,6 @@ class Injector:
         if isinstance(self._injection.fault, faults.Stop) and not self._injection.fault.is_window:
             self._ranks.give_up(self._placement.ranks)
         self._release(moment)
-        if self._injection.fault.duration_s is not None:
-            passed_s = time.monotonic() - begun_t_s
-            await asyncio.sleep(max(0.0, self._injection.fault.duration_s - passed_s))
-            await self.heal()
 
     async def _hit_processes(self) -> processes.Hit:
         return await processes.hit(
@@ -146,25 +151,37 @@ class Injector:
         if moment.kind == "held" and moment.rank is not None:
             self._ranks.release(moment.rank)
 
-    async def heal(self) -> None:
-        """Undo the fault and check that it is undone; twice is harmless."""
-        if not self._injected or self._healed:
+    async def settle(self) -> None:
+        """Let an injection that has begun come to its end. Raises what it raises."""
+        if self._work is not None:
+            await self._work
+
+    async def heal(self, *, cut_short: bool) -> None:
+        """Undo the fault and check that it is undone; twice is harmless.
+
+        cut_short: the job has ended inside the fault's window, or before its heal was due.
+        """
+        if self._work is None:
             return
-        self._healed = True
-        missing = list(
-            await processes.undo(self._injection.fault, self._placement, self._cluster, self._ranks)
-        )
+        if self._healing is None:
+            self._healing = asyncio.get_running_loop().create_task(self._undo(cut_short))
+        await asyncio.shield(self._healing)
+
+    async def _undo(self, cut_short: bool) -> None:  # noqa: FBT001  private
+        fault, placement = self._injection.fault, self._placement
+        missing = list(await processes.undo(fault, placement, self._cluster, self._ranks))
         results = await asyncio.gather(
-            *(self._heal_link(place, link) for place, link in enumerate(self._placement.links)),
+            *(self._heal_link(place, link) for place, link in enumerate(placement.links)),
             return_exceptions=True,
         )
         missing += [str(problem) for problem in results if isinstance(problem, BaseException)]
-        if self._placement.agents or not self._undoable:
+        if not self._undoable:
             return
         if missing:
             self._feed.note("not_healed", injection=self._nth, missing="; ".join(missing))
         else:
-            self._feed.note("healed", injection=self._nth, t_s=_healed_s(results))
+            short = {"cut_short": True} if cut_short and fault.is_window else {}
+            self._feed.note("healed", injection=self._nth, t_s=_healed_s(results), **short)
 
     @property
     def _undoable(self) -> bool:
@@ -208,17 +225,15 @@ def _moment(event: Event) -> dict[str, Any]:
 
 
 async def stop_all(injectors: list[Injector], tasks: list[asyncio.Task[None]]) -> list[str]:
-    """Cancel what still waits, heal what still bites. Returns what went wrong, in words."""
-    problems = []
+    """Cancel what still waits, finish what has begun, heal what still bites.
+
+    Returns what went wrong, in words.
+    """
     for task in tasks:
-        if not task.done():
-            task.cancel()
-    for task in tasks:
-        with contextlib.suppress(asyncio.CancelledError):
-            try:
-                await task
-            except HarnessError as problem:
-                problems.append(str(problem))
-    for injector in injectors:
-        await injector.heal()
-    return problems
+        task.cancel()
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    results += await asyncio.gather(*(one.settle() for one in injectors), return_exceptions=True)
+    healed = (injector.heal(cut_short=True) for injector in injectors)
+    results += await asyncio.gather(*healed, return_exceptions=True)
+    problems = [one for one in results if isinstance(one, Exception)]
+    return list(dict.fromkeys(f"{type(one).__name__}: {one}" for one in problems))

@@ -64,7 +64,7 @@ async def hit(fault: faults.Fault, placement: Placement, cluster: Cluster, ranks
     evidence, gone = {}, []
     for key in keys:
         delivered = await cluster.signal(key, number)
-        evidence[key] = {"signal": signals.Signals(number).name, "delivered": delivered}
+        evidence[key] = {"signal": signal_name(number), "delivered": delivered}
         if not delivered:
             gone.append(f"{key} had ended before the signal")
     # A target that is gone already is a result for a lost node, and a miss for a plain kill.
@@ -97,29 +97,56 @@ async def _effect_of(
     key: str, number: int, cluster: Cluster, feed: Feed
 ) -> tuple[dict[str, Any], float]:
     deadline_s = time.monotonic() + _EFFECT_LIMIT_S
-    name = signals.Signals(number).name
-    before: dict[str, Any] | None = None
+    before: dict[str, Any] = {}
     while time.monotonic() < deadline_s:
         for event in feed.history.of("process_exited"):
             if event.get("key") == key:
-                return {"exit_status": event["status"]}, event.t_s
+                return _ended(key, number, event.get("status")), event.t_s
         now = await cluster.look(key)
-        if (
-            now["state"] in _STOPPED_STATES
-            and before is not None
-            and before["state"] == now["state"]
-        ):
-            # Stopped at two looks, and no processor time spent in between.
-            if before["cpu_ticks"] == now["cpu_ticks"]:
-                return {"state": now["state"], "cpu_ticks": now["cpu_ticks"]}, time.monotonic()
-        elif number not in (signals.SIGSTOP, signals.SIGKILL) and now["caught"] & _bit(number):
-            if not now["pending"] & _bit(number):
-                return {"handled_by_the_process": name}, time.monotonic()
-        elif now["ignored"] & _bit(number):
-            raise HarnessError(f"{key} ignores {name}: it had no effect")
+        seen = _seen(key, number, before, now)
+        if seen:
+            return seen, time.monotonic()
         before = now
         await asyncio.sleep(_POLL_S)
+    name = signal_name(number)
     raise HarnessError(f"{key} neither ended nor stopped within {_EFFECT_LIMIT_S} s of {name}")
+
+
+def _ended(key: str, number: int, status: Any) -> dict[str, Any]:
+    """Read an exit as the signal's effect. Raises: HarnessError when it was not that signal."""
+    by_itself = number in (signals.SIGKILL, signals.SIGSTOP) and status != -signals.SIGKILL
+    if by_itself or number == signals.SIGSTOP:
+        name = signal_name(number)
+        raise HarnessError(f"{key} ended with status {status}, and not by {name}")
+    return {"exit_status": status}
+
+
+def _seen(key: str, number: int, before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
+    """Say what two looks at a process show of a signal's effect (empty: nothing yet).
+
+    Raises: HarnessError when the process ignores the signal.
+    """
+    stopped = now["state"] in _STOPPED_STATES
+    if number == signals.SIGSTOP:
+        # Stopped at two looks, and no processor time spent in between.
+        same = [before.get(name) == now[name] for name in ("state", "cpu_ticks")]
+        return (
+            {"state": now["state"], "cpu_ticks": now["cpu_ticks"]} if stopped and all(same) else {}
+        )
+    if number == signals.SIGKILL or now["state"] is None or stopped:
+        return {}
+    if now["ignored"] & _bit(number):
+        raise HarnessError(f"{key} ignores {signal_name(number)}: it had no effect")
+    handled = now["caught"] & _bit(number) and not now["pending"] & _bit(number)
+    return {"handled_by_the_process": signal_name(number)} if handled else {}
+
+
+def signal_name(number: int) -> str:
+    """Give a signal's name; a real-time signal has none but its number."""
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _bit(number: int) -> int:

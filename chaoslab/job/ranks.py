@@ -40,8 +40,8 @@ class Spawns(Protocol):
         env: dict[str, str],
         cwd: str,
         log: str,
-    ) -> int:
-        """Start a process. Returns its pid."""
+    ) -> tuple[int, float]:
+        """Start a process. Returns its pid and when it started."""
 
 
 def rank_key(rank: int, incarnation: int) -> str:
@@ -70,7 +70,9 @@ class Ranks:
         cluster: Spawns,
         feed: Feed,
         holds: dict[int, list[dict[str, Any]]],
+        may_end: frozenset[str],
     ) -> None:
+        """Take the job's parts. may_end: keys of agents, and the store's, that faults act on."""
         self._job = job
         self._script = script
         self._cwd = cwd
@@ -80,6 +82,8 @@ class Ranks:
         self._holds = holds
         self._states = {rank: _State() for rank in range(job.world_size)}
         self._lost_nodes: set[int] = set()
+        self._may_end = may_end
+        self.problem: Exception | None = None
         self._given_up: set[int] = set()
         self._closing = False
         self._restarts: set[asyncio.Task[None]] = set()
@@ -98,10 +102,10 @@ class Ranks:
         argv = [spec.origin, "--listen", self._places.store_address]
         env = inherited_environment()
         node = self._cluster.store_node
-        pid = await self._cluster.start(
+        pid, t_s = await self._cluster.start(
             STORE_KEY, node, argv, mode="fork", env=env, cwd=str(self._cwd), log=str(log)
         )
-        self._feed.note("process_started", store=True, pid=pid, key=STORE_KEY)
+        self._feed.note("process_started", t_s=t_s, store=True, pid=pid, key=STORE_KEY)
         deadline_s = asyncio.get_running_loop().time() + _STORE_LIMIT_S
         while not (log.exists() and "listening" in log.read_text(errors="replace")):
             if asyncio.get_running_loop().time() > deadline_s or self._store_is_gone():
@@ -135,12 +139,11 @@ class Ranks:
         key = rank_key(rank, incarnation)
         log = str(self._places.log(rank, node, incarnation))
         mode = "fork" if job.warm else "exec"
-        pid = await self._cluster.start(
+        pid, t_s = await self._cluster.start(
             key, node, argv, mode=mode, env=env, cwd=str(self._cwd), log=log
         )
-        self._feed.note(
-            "process_started", rank=rank, node=node, incarnation=incarnation, pid=pid, key=key
-        )
+        places = {"rank": rank, "node": node, "incarnation": incarnation}
+        self._feed.note("process_started", t_s=t_s, pid=pid, key=key, **places)
 
     def exited(self, event: dict[str, Any]) -> None:
         """Take the backend's report that a process ended: key, pid, status, t_s."""
@@ -149,6 +152,8 @@ class Ranks:
             self._note_exit(event, store=True)
         if key.startswith("agent-"):
             self._note_exit(event, agent=True, node=int(key.removeprefix("agent-")))
+        if (key == STORE_KEY or key.startswith("agent-")) and key not in self._may_end:
+            self._give_up_on(HarnessError(f"{key} ended by itself, status {event['status']}"))
         if not key.startswith("rank-"):
             return
         rank, incarnation = (int(part) for part in key.removeprefix("rank-").split("."))
@@ -193,7 +198,12 @@ class Ranks:
     def _restart_ended(self, task: asyncio.Task[None]) -> None:
         self._restarts.discard(task)
         if not task.cancelled() and task.exception() is not None:
-            self._feed.note("run_ended", reason=f"a restart failed: {task.exception()}")
+            self._give_up_on(HarnessError(f"a restart failed: {task.exception()}"))
+
+    def _give_up_on(self, problem: Exception) -> None:
+        """End the run by a fault of the harness's own: nothing follows for the job."""
+        if self.problem is None and not self._closing:
+            self.problem = problem
             self.finished.set()
 
     def _check_finished(self) -> None:

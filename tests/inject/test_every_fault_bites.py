@@ -6,8 +6,10 @@ import signal
 import pytest
 
 from chaoslab import (
+    NEVER,
     Injection,
     Job,
+    NotProven,
     Options,
     Scenario,
     after,
@@ -18,6 +20,7 @@ from chaoslab import (
     everywhere,
     faults,
     node,
+    on_event,
     on_failure,
     rank,
     ranks,
@@ -157,3 +160,40 @@ def test_triggers_follow_each_other(tmp_path) -> None:
     healed = {event["injection"]: event.t_s for event in history.of("healed")}
     assert begun[1] >= healed[0]
     assert begun[2] - history.of("step")[0].t_s >= 2
+
+
+@pytest.mark.netem(needed=False)
+def test_a_window_that_the_jobs_end_cuts_short_is_unknown(tmp_path) -> None:
+    """A job that is over before the heal has not shown that it recovers."""
+    job = dataclasses.replace(JOB, steps=60)
+    injection = Injection(fault=faults.LinkDown(duration_s=30), on=node(1), at=at_step(20))
+    with pytest.raises(NotProven, match="ended inside the window"):
+        story(tmp_path, injection, promises=[bounds.finishes()], job=job)
+
+
+@pytest.mark.netem(needed=False)
+def test_a_kill_that_ends_the_job_is_proven(tmp_path) -> None:
+    """The end of the last rank is the end of the run, and the fault's effect all the same."""
+    job = dataclasses.replace(JOB, nodes=1, restart=NEVER)
+    injection = Injection(fault=faults.Kill(), on=rank(0), at=at_step(20))
+    history = story(tmp_path, injection, promises=[bounds.leaves_nothing_behind()], job=job)
+    assert history.of("effective")
+
+
+@pytest.mark.netem(needed=False)
+def test_a_lost_node_loses_its_ranks_children_too(tmp_path) -> None:
+    """What a rank has forked is on the node that is gone: it is no leak of the job's."""
+    job = dataclasses.replace(JOB, nodes=2, args=("--child-of", "1"))
+    injection = Injection(fault=faults.NodeLoss(), on=node(1), at=at_step(20))
+    history = story(tmp_path, injection, promises=[bounds.leaves_nothing_behind()], job=job)
+    assert history.of("effective")
+
+
+@pytest.mark.netem(needed=False)
+def test_an_end_by_another_signal_does_not_prove_a_kill(tmp_path) -> None:
+    """A Stop of a process that has been killed meanwhile is a miss, and said."""
+    kill = Injection(fault=faults.Kill(), on=rank(1), at=at_step(20))
+    stop = Injection(fault=faults.Stop(duration_s=0.2), on=rank(1), at=on_event("effective"))
+    job = dataclasses.replace(JOB, restart=NEVER)
+    with pytest.raises(NotProven, match=r"no running process|ended before"):
+        story(tmp_path, kill, stop, promises=[bounds.leaves_nothing_behind()], job=job)

@@ -20,7 +20,12 @@ def main() -> int:
     parser.add_argument("--silent-after", type=int, default=None)
     parser.add_argument("--garbage-at", type=int, default=None)
     parser.add_argument("--orphan", action="store_true")
+    parser.add_argument("--child-of", type=int, default=None)
     chosen = parser.parse_args()
+    if os.environ["RANK"] == str(chosen.child_of) and os.fork() == 0:
+        os.setsid()
+        time.sleep(60)
+        os._exit(0)
     probe.emit("rank_started", pid=os.getpid())
     for step in range(1, chosen.steps + 1):
         time.sleep(chosen.step_s)

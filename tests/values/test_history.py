@@ -12,7 +12,7 @@ SCALARS = st.none() | st.booleans() | st.integers() | st.text() | st.floats(allo
 EVENTS = st.builds(
     lambda t_s, kind, rank, fields: Event(t_s=t_s, kind=kind, rank=rank, fields=fields),
     st.floats(0, 1e6).map(lambda t: round(t, 6)),
-    st.sampled_from(["step", "restored", "healed"]),
+    st.sampled_from(["backoff", "torn_down", "healed"]),
     st.none() | st.integers(0, 99),
     st.dictionaries(
         st.text(min_size=1).filter(
@@ -42,10 +42,25 @@ def test_a_history_is_in_order_of_time_however_its_events_arrive(events) -> None
     assert len(history) == len(events)
 
 
-@pytest.mark.parametrize(
-    "line", ["", "{", "3", "[]", "{}", '{"t_s": 1}', '{"t_s": "1", "kind": "step"}',
-             '{"t_s": true, "kind": "step"}', '{"t_s": 1, "kind": "step", "rank": "one"}']
-)  # fmt: skip
+NO_EVENTS = [
+    "",
+    "{",
+    "3",
+    "[]",
+    "{}",
+    '{"t_s": 1}',
+    '{"t_s": "1", "kind": "step"}',
+    '{"t_s": true, "kind": "step"}',
+    '{"t_s": 1, "kind": "step", "step": 1, "rank": "one"}',
+    '{"t_s": 1, "kind": "step"}',
+    '{"t_s": 1, "kind": "step", "step": null}',
+    '{"t_s": NaN, "kind": "backoff"}',
+    '{"t_s": 1' + "0" * 400 + ', "kind": "backoff"}',
+    "[" * 30000,
+]
+
+
+@pytest.mark.parametrize("line", NO_EVENTS, ids=range(len(NO_EVENTS)))
 def test_a_line_that_is_no_event_is_refused(line) -> None:
     """Each damaged line raises, and none is taken for an event."""
     with pytest.raises(ValueError, match=r"."):
@@ -55,6 +70,6 @@ def test_a_line_that_is_no_event_is_refused(line) -> None:
 def test_a_damaged_history_names_the_line(tmp_path) -> None:
     """Loading says which line is bad."""
     path = tmp_path / "history.jsonl"
-    path.write_text(json.dumps({"t_s": 1, "kind": "step"}) + "\nnonsense\n")
+    path.write_text(json.dumps({"t_s": 1, "kind": "backoff"}) + "\nnonsense\n")
     with pytest.raises(HarnessError, match=r":2:"):
         History.load(path)

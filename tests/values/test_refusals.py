@@ -2,6 +2,7 @@
 
 import math
 import re
+import signal
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,14 @@ BAD_FAULTS = [
     lambda: faults.ConnectionReset(duration_s=3),
     lambda: faults.NodeLoss(duration_s=3),
     lambda: faults.Signal(signal=900),
+    lambda: faults.Signal(signal=signal.SIGSTOP),
+    lambda: faults.Flapping(of=faults.LinkDown(duration_s=3), down_s=1, up_s=1),
+    lambda: faults.Combined(
+        parts=(faults.PacketLoss(ratio=0.1, duration_s=3), faults.Delay(delay_s=0.1))
+    ),
+    lambda: faults.Combined(
+        parts=(faults.PacketLoss(ratio=0.1, direction="egress"), faults.Delay(delay_s=0.1))
+    ),
 ]
 
 BAD_SCENARIOS = [
@@ -118,6 +127,16 @@ BAD_SCENARIOS = [
     lambda: Job(script="x.py", nodes=4, steps=-1),
     lambda: Job(script="x.py", nodes=9999, steps=1),
     lambda: Job(script="x.py", nodes=1, steps=1, limit_s=0),
+    lambda: Job(script="x.py", nodes=1, steps=1, limit_s=math.inf),
+    lambda: Job(script="x.py", nodes=1, steps=1, limit_s="300"),
+    lambda: Job(script="x.py", nodes=1, steps=1, args="--save-every 5"),
+    lambda: Job(script="x.py", nodes=1, steps=1, env=(("A", 1),)),
+    lambda: on_failure(limit=1, delay_s=math.nan),
+    lambda: scenario(KILL, promises=[bounds.recovers_within(12, injection=7)]),
+    lambda: scenario(
+        *[Injection(fault=faults.Kill(), on=rank(1), at=during_save(nth=2, at=a)) for a in (1, 2)]
+    ),
+    lambda: scenario(Injection(fault=faults.Kill(), on=rank(1), at=on_event("steady"))),
     lambda: on_failure(limit=-1),
     lambda: on_failure(limit=1, delay_s=-1),
     lambda: bounds.recovers_within(0),
