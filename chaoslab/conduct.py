@@ -164,6 +164,7 @@ class _Conductor:
         for node in range(cluster.nodes):
             directory = scratch.nodes / str(node)
             directory.mkdir()
+            directory.chmod(0o755)
             if execution.owner is not None:
                 os.chown(directory, *execution.owner)
         places = Places(

@@ -58,18 +58,24 @@ def scratch_directory(run_id: str, *, owner: tuple[int, int] | None) -> Iterator
     owner: uid and gid that the ranks run as (None: the harness's own).
     """
     root = scratch_root(run_id)
-    root.mkdir(mode=0o755)
-    lock = os.open(root / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    # Made and locked under a name that no sweep looks at: one of another run cannot come between.
+    begun = root.with_name(f".{root.name}")
+    begun.mkdir()
+    lock = os.open(begun / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        begun.chmod(0o755)  # whatever the umask: ranks may be another user's
+        begun.rename(root)
         scratch = Scratch(root=root)
         for path in (scratch.nodes, scratch.checkpoints, scratch.temporary):
             path.mkdir()
+            path.chmod(0o755)
             if owner is not None:
                 os.chown(path, *owner)
         yield scratch
     finally:
-        shutil.rmtree(root, ignore_errors=True)
+        for path in (begun, root):
+            shutil.rmtree(path, ignore_errors=True)
         os.close(lock)
 
 
