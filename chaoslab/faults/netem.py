@@ -1,104 +1,18 @@
-"""Faults: frozen values that say what goes wrong. They do nothing by themselves.
-
-A fault is made real by `chaoslab.inject`, on the target and at the trigger that an
-`Injection` names. Durations are seconds, ratios lie in 0..1. A network fault acts on one
-node's link, in the stated direction as seen from that node; a delay is one way, so
-`direction="both"` adds it twice to a round trip.
-"""
+"""Faults that one netem qdisc makes: loss, delay, damage, order, rate."""
 
 from __future__ import annotations
 
 import dataclasses
-import math
-import signal as signals
 from typing import Any, Final, Literal
 
-from chaoslab.errors import InvalidScenario
+from chaoslab.faults.base import NetworkFault, check_ratio, check_seconds, refuse
 
-Direction = Literal["egress", "ingress", "both"]
 Distribution = Literal["uniform", "normal", "pareto", "paretonormal"]
+
 
 MAX_DELAY_S: Final = 4_294.0
 """Longest delay accepted. Source: facts of sch_netem: 64-bit nanoseconds since Linux 4.15,
 but a queue that holds packets for over an hour is a silent drop, not a delay."""
-
-
-def _refuse(fault: object, field: str, want: str, fix: str = "") -> InvalidScenario:
-    given = f"{type(fault).__name__}({field}={getattr(fault, field)!r})"
-    return InvalidScenario(f"{given}: want {want}" + (f"; {fix}" if fix else ""))
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def _check_ratio(fault: object, field: str, *, zero: bool) -> None:
-    value = getattr(fault, field)
-    want = f"{'0 <=' if zero else '0 <'} {field} <= 1"
-    if not _is_number(value):
-        raise _refuse(fault, field, want)
-    if (0 <= value <= 1) if zero else (0 < value <= 1):
-        return
-    percent = f"for {value:g} % write {field}={value / 100:.2f}" if 1 < value <= 100 else ""  # noqa: PLR2004
-    raise _refuse(fault, field, want, percent)
-
-
-def _check_seconds(fault: object, field: str, *, zero: bool, most: float = math.inf) -> None:
-    value = getattr(fault, field)
-    low = value is not None and _is_number(value) and (value >= 0 if zero else value > 0)
-    if not low or value > most:
-        upper = "" if math.isinf(most) else f" <= {most:g}"
-        raise _refuse(fault, field, f"{'0 <=' if zero else '0 <'} {field}{upper}, in seconds")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Fault:
-    """What goes wrong; `duration_s` is its window (None: until the run ends)."""
-
-    duration_s: float | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range. Raises: InvalidScenario."""
-        if self.duration_s is not None:
-            _check_seconds(self, "duration_s", zero=False)
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Names of the agent's capabilities that this fault needs."""
-        return ()
-
-    @property
-    def is_window(self) -> bool:
-        """True when the fault is healed during the run."""
-        return self.duration_s is not None
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NetworkFault(Fault):
-    """A fault of one node's link.
-
-    direction: as seen from the target node. to: only traffic to and from these nodes (empty:
-    all). ports: only TCP or UDP traffic from or to these ports (empty: all).
-    """
-
-    direction: Direction = "both"
-    to: tuple[int, ...] = ()
-    ports: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range. Raises: InvalidScenario."""
-        super().__post_init__()
-        if self.direction not in ("egress", "ingress", "both"):
-            raise _refuse(self, "direction", "egress, ingress or both")
-        if any(not isinstance(node, int) or node < 0 for node in self.to):
-            raise _refuse(self, "to", "node numbers from 0 on")
-        if any(not isinstance(port, int) or not 0 < port < 65536 for port in self.ports):  # noqa: PLR2004
-            raise _refuse(self, "ports", "port numbers 1..65535")
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Names of the agent's capabilities that this fault needs."""
-        return ("ifb",) if self.direction != "egress" else ()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -128,8 +42,8 @@ class PacketLoss(NetemFault):
     def __post_init__(self) -> None:
         """Refuse values out of range. Raises: InvalidScenario."""
         super().__post_init__()
-        _check_ratio(self, "ratio", zero=False)
-        _check_ratio(self, "correlation_ratio", zero=True)
+        check_ratio(self, "ratio", zero=False)
+        check_ratio(self, "correlation_ratio", zero=True)
 
     def netem(self) -> dict[str, Any]:
         """Give netem's attributes."""
@@ -158,8 +72,8 @@ class BurstLoss(NetemFault):
         """Refuse values out of range. Raises: InvalidScenario."""
         super().__post_init__()
         for field in ("enter_ratio", "leave_ratio", "loss_bad_ratio"):
-            _check_ratio(self, field, zero=False)
-        _check_ratio(self, "loss_good_ratio", zero=True)
+            check_ratio(self, field, zero=False)
+        check_ratio(self, "loss_good_ratio", zero=True)
 
     def netem(self) -> dict[str, Any]:
         """Give netem's attributes."""
@@ -194,9 +108,9 @@ class FourStateLoss(NetemFault):
     def __post_init__(self) -> None:
         """Refuse values out of range. Raises: InvalidScenario."""
         super().__post_init__()
-        _check_ratio(self, "p13", zero=False)
+        check_ratio(self, "p13", zero=False)
         for field in ("p31", "p32", "p23", "p14"):
-            _check_ratio(self, field, zero=True)
+            check_ratio(self, field, zero=True)
 
     def netem(self) -> dict[str, Any]:
         """Give netem's attributes."""
@@ -224,14 +138,14 @@ class Delay(NetemFault):
     def __post_init__(self) -> None:
         """Refuse values out of range. Raises: InvalidScenario."""
         super().__post_init__()
-        _check_seconds(self, "delay_s", zero=False, most=MAX_DELAY_S)
-        _check_seconds(self, "jitter_s", zero=True, most=MAX_DELAY_S)
-        _check_ratio(self, "correlation_ratio", zero=True)
+        check_seconds(self, "delay_s", zero=False, most=MAX_DELAY_S)
+        check_seconds(self, "jitter_s", zero=True, most=MAX_DELAY_S)
+        check_ratio(self, "correlation_ratio", zero=True)
         if isinstance(self.distribution, str):
             if self.distribution not in ("uniform", "normal", "pareto", "paretonormal"):
-                raise _refuse(self, "distribution", "uniform, normal, pareto or paretonormal")
+                raise refuse(self, "distribution", "uniform, normal, pareto or paretonormal")
         elif not self.distribution or any(abs(v) > 32767 for v in self.distribution):  # noqa: PLR2004
-            raise _refuse(self, "distribution", "a table of 16-bit integers")
+            raise refuse(self, "distribution", "a table of 16-bit integers")
 
     def netem(self) -> dict[str, Any]:
         """Give netem's attributes."""
@@ -254,8 +168,8 @@ class Duplication(NetemFault):
     def __post_init__(self) -> None:
         """Refuse values out of range. Raises: InvalidScenario."""
         super().__post_init__()
-        _check_ratio(self, "ratio", zero=False)
-        _check_ratio(self, "correlation_ratio", zero=True)
+        check_ratio(self, "ratio", zero=False)
+        check_ratio(self, "correlation_ratio", zero=True)
 
     def netem(self) -> dict[str, Any]:
         """Give netem's attributes."""
@@ -275,8 +189,8 @@ class Corruption(NetemFault):
     def __post_init__(self) -> None:
         """Refuse values out of range. Raises: InvalidScenario."""
         super().__post_init__()
-        _check_ratio(self, "ratio", zero=False)
-        _check_ratio(self, "correlation_ratio", zero=True)
+        check_ratio(self, "ratio", zero=False)
+        check_ratio(self, "correlation_ratio", zero=True)
 
     def netem(self) -> dict[str, Any]:
         """Give netem's attributes."""
@@ -301,11 +215,11 @@ class Reordering(NetemFault):
     def __post_init__(self) -> None:
         """Refuse values out of range. Raises: InvalidScenario."""
         super().__post_init__()
-        _check_ratio(self, "ratio", zero=False)
-        _check_ratio(self, "correlation_ratio", zero=True)
-        _check_seconds(self, "delay_s", zero=False, most=MAX_DELAY_S)
+        check_ratio(self, "ratio", zero=False)
+        check_ratio(self, "correlation_ratio", zero=True)
+        check_seconds(self, "delay_s", zero=False, most=MAX_DELAY_S)
         if self.gap < 1:
-            raise _refuse(self, "gap", "gap >= 1")
+            raise refuse(self, "gap", "gap >= 1")
 
     def netem(self) -> dict[str, Any]:
         """Give netem's attributes."""
@@ -330,7 +244,7 @@ class RateLimit(NetemFault):
         """Refuse values out of range. Raises: InvalidScenario."""
         super().__post_init__()
         if self.rate_bytes_per_s < 1:
-            raise _refuse(self, "rate_bytes_per_s", "rate_bytes_per_s >= 1")
+            raise refuse(self, "rate_bytes_per_s", "rate_bytes_per_s >= 1")
 
     def netem(self) -> dict[str, Any]:
         """Give netem's attributes."""
@@ -362,11 +276,11 @@ class Slots(NetemFault):
         """Refuse values out of range. Raises: InvalidScenario."""
         super().__post_init__()
         for field in ("min_delay_s", "max_delay_s", "delay_s", "jitter_s"):
-            _check_seconds(self, field, zero=True, most=MAX_DELAY_S)
+            check_seconds(self, field, zero=True, most=MAX_DELAY_S)
         if self.distribution is None and not 0 < self.min_delay_s <= self.max_delay_s:
-            raise _refuse(self, "max_delay_s", "0 < min_delay_s <= max_delay_s")
+            raise refuse(self, "max_delay_s", "0 < min_delay_s <= max_delay_s")
         if self.distribution is not None and self.delay_s <= 0:
-            raise _refuse(self, "delay_s", "0 < delay_s with a distribution")
+            raise refuse(self, "delay_s", "0 < delay_s with a distribution")
 
     def netem(self) -> dict[str, Any]:
         """Give netem's attributes."""
@@ -394,17 +308,17 @@ class Combined(NetemFault):
         """Refuse parts that set the same attribute. Raises: InvalidScenario."""
         super().__post_init__()
         if len(self.parts) < 2:  # noqa: PLR2004
-            raise _refuse(self, "parts", "at least two netem faults")
+            raise refuse(self, "parts", "at least two netem faults")
         plain = NetemFault()
         for part in self.parts:
             for field in ("duration_s", "direction", "to", "ports", "seed"):
                 if getattr(part, field) != getattr(plain, field):
                     want = f"{field} on Combined, not on a part: the parts share one qdisc"
-                    raise _refuse(self, "parts", want)
+                    raise refuse(self, "parts", want)
         names = [name for part in self.parts for name in part.netem()]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise _refuse(self, "parts", f"each attribute once ({', '.join(twice)} is set twice)")
+            raise refuse(self, "parts", f"each attribute once ({', '.join(twice)} is set twice)")
 
     def netem(self) -> dict[str, Any]:
         """Give netem's attributes."""
@@ -418,146 +332,3 @@ class Combined(NetemFault):
         """Names of the agent's capabilities that this fault needs."""
         parts = {name for part in self.parts for name in part.needs}
         return tuple(sorted(parts | set(super().needs)))
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class LinkDown(Fault):
-    """The node's interface goes down: local programs see an error at once."""
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Names of the agent's capabilities that this fault needs."""
-        return ("link_down",)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SilentDrop(NetworkFault):
-    """Every packet vanishes and nobody is told: a switch died, a cable was pulled far away."""
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Names of the agent's capabilities that this fault needs."""
-        return ("silent_drop", *super().needs)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ConnectionReset(Fault):
-    """The node's established TCP connections are reset, once (both ends see an error)."""
-
-    to: tuple[int, ...] = ()
-    ports: tuple[int, ...] = ()
-
-    def __post_init__(self) -> None:
-        """Refuse a window: a reset is a moment. Raises: InvalidScenario."""
-        super().__post_init__()
-        if self.duration_s is not None:
-            raise _refuse(self, "duration_s", "no duration_s: a reset is a moment")
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Names of the agent's capabilities that this fault needs."""
-        return ("reset",)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Flapping(Fault):
-    """The link goes down for down_s and up for up_s, again and again."""
-
-    of: LinkDown | SilentDrop = dataclasses.field(default_factory=LinkDown)
-    down_s: float
-    up_s: float
-
-    def __post_init__(self) -> None:
-        """Refuse values out of range. Raises: InvalidScenario."""
-        super().__post_init__()
-        _check_seconds(self, "down_s", zero=False)
-        _check_seconds(self, "up_s", zero=False)
-        if self.of.duration_s is not None:
-            raise _refuse(self, "of", "duration_s on Flapping, not on what it repeats")
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Names of the agent's capabilities that this fault needs."""
-        return self.of.needs
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Partition(Fault):
-    """Groups of nodes cannot reach each other; within a group all is well.
-
-    groups: node numbers, disjoint. one_way: only packets from the first group to the others
-    vanish. cut_store: the groups after the first lose the store's host as well. Goes on the
-    whole cluster: use it with target `everywhere()`.
-    """
-
-    groups: tuple[tuple[int, ...], ...]
-    one_way: bool = False
-    cut_store: bool = False
-
-    def __post_init__(self) -> None:
-        """Refuse groups that overlap. Raises: InvalidScenario."""
-        super().__post_init__()
-        members = [node for group in self.groups for node in group]
-        if len(self.groups) < 2 or not all(self.groups):  # noqa: PLR2004
-            raise _refuse(self, "groups", "at least two groups, none empty")
-        if len(set(members)) != len(members):
-            raise _refuse(self, "groups", "each node in one group")
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Names of the agent's capabilities that this fault needs."""
-        return ("silent_drop", "ifb") if self.cut_store else ("silent_drop",)
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ProcessFault(Fault):
-    """A fault of a process: a rank, or the store."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Signal(ProcessFault):
-    """A signal is sent, once. Evidence: the process is gone with this status, or stopped."""
-
-    signal: int
-
-    def __post_init__(self) -> None:
-        """Refuse a signal that does not exist. Raises: InvalidScenario."""
-        super().__post_init__()
-        if self.duration_s is not None:
-            raise _refuse(self, "duration_s", "no duration_s; for a stop with a window use Stop")
-        if self.signal not in signals.valid_signals():
-            raise _refuse(self, "signal", "a signal of this system, such as signal.SIGTERM")
-        if self.signal in (signals.SIGSTOP, signals.SIGTSTP, signals.SIGTTIN, signals.SIGTTOU):
-            raise _refuse(self, "signal", "a signal that does not stop a process: that is Stop()")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Kill(ProcessFault):
-    """SIGKILL: the process is gone at once and can clean up nothing."""
-
-    def __post_init__(self) -> None:
-        """Refuse a window. Raises: InvalidScenario."""
-        super().__post_init__()
-        if self.duration_s is not None:
-            raise _refuse(self, "duration_s", "no duration_s: a kill is a moment")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Stop(ProcessFault):
-    """SIGSTOP, and SIGCONT after duration_s (None: it stays stopped)."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NodeLoss(Fault):
-    """The node is gone for good: its processes are killed, its link is down, nothing restarts."""
-
-    def __post_init__(self) -> None:
-        """Refuse a window. Raises: InvalidScenario."""
-        super().__post_init__()
-        if self.duration_s is not None:
-            raise _refuse(self, "duration_s", "no duration_s: the node is gone for good")
-
-    @property
-    def needs(self) -> tuple[str, ...]:
-        """Names of the agent's capabilities that this fault needs."""
-        return ("link_down",)
