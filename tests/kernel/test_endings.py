@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import (
+
+from tests.kernel.conftest import (
     LIMIT_S,
     GuestProcess,
     alive,

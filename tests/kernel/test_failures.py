@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from conftest import LIMIT_S, environment
 
 from chaoslab.kernel import KernelError, launch, run_in_uml, uml, user_mode_linux
+from tests.kernel.conftest import LIMIT_S, environment
 
 Guest = Callable[..., subprocess.CompletedProcess[bytes]]
 FAILED_STATUS = 125

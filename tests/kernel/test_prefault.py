@@ -7,9 +7,9 @@ import sys
 from collections.abc import Callable
 
 import pytest
-from conftest import environment
 
 from chaoslab.kernel import prefault
+from tests.kernel.conftest import environment
 
 Guest = Callable[..., subprocess.CompletedProcess[bytes]]
 

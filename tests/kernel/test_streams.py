@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import LIMIT_S, ROOT, command, environment
+
+from tests.kernel.conftest import LIMIT_S, ROOT, command, environment
 
 Guest = Callable[..., subprocess.CompletedProcess[bytes]]
 MEGABYTE = 1 << 20
