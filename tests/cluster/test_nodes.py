@@ -148,6 +148,20 @@ def named(mark):
     return found
 
 
+def test_a_process_that_cannot_begin_is_the_harness_own_error(server, tmp_path) -> None:
+    """A program that is not there, a directory that is not: said at the start, by name."""
+
+    async def story():
+        async with nodes(server, 1) as cluster:
+            how = {"mode": "exec", "env": dict(os.environ), "log": str(tmp_path / "log")}
+            with pytest.raises(ClusterError, match="one could not begin: FileNotFoundError"):
+                await cluster.start("one", 0, ["/nowhere/program"], cwd="/", **how)
+            with pytest.raises(ClusterError, match="two could not begin: FileNotFoundError"):
+                await cluster.start("two", 0, ["true"], cwd="/nowhere", **how)
+
+    asyncio.run(story())
+
+
 def test_a_server_that_was_killed_is_said() -> None:
     """No lab can come from a dead server: an error of the harness, not a hang."""
     started = Server(None)
