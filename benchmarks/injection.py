@@ -54,7 +54,7 @@ async def main() -> None:
     """Measure and print."""
     server = Server(None)
     try:
-        server.wait_ready()
+        await server.wait_ready()
         for nodes in (4, 16):
             began_s = time.monotonic()
             async with start_cluster(

@@ -55,10 +55,10 @@ async def execute(execution: Execution, server: Server, scratch: Scratch) -> His
     Raises: NotAvailable when a node lacks what a fault needs; HarnessError when the harness
     itself fails. Neither says anything about the job.
     """
-    problem = await asyncio.to_thread(server.wait_ready)
+    problem = await server.wait_ready()
     if problem is not None and execution.job.warm:
         raise NotAvailable(f"warm ranks cannot be had: {problem}; or set Job(warm=False)")
-    with contextlib.closing(Feed(scratch.root / "history.jsonl")) as feed:
+    with contextlib.closing(Feed(scratch.history)) as feed:
         await _with_cluster(execution, server, scratch, feed)
         return feed.history
 

@@ -6,22 +6,24 @@ It alone knows every stage: cluster, job, injection, measurement, bounds, report
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import os
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
 from chaoslab import bounds, naming, versions
-from chaoslab.cluster.scratch import scratch_directory, scratch_root, sweep
+from chaoslab.cluster.scratch import Scratch, scratch_directory, scratch_root, sweep
 from chaoslab.conduct import Execution, execute
 from chaoslab.errors import BoundExceeded, HarnessError, NotProven
 from chaoslab.history import History
 from chaoslab.inject.placement import place
 from chaoslab.measure import Expectation, ExpectedInjection
 from chaoslab.options import Options, from_environment
-from chaoslab.report import Report, write_report
-from chaoslab.scenario import Scenario, check_files
+from chaoslab.report import Report, keep_record, write_report
+from chaoslab.scenario import Job, Scenario, check_files
 from chaoslab.schedule import describe
 from chaoslab.session import Session, twin_key
 
@@ -54,11 +56,8 @@ def _run_once(scenario: Scenario, options: Options, script: Path) -> Report:
     twin_source, twin = "none", None
     if any(bound.needs_twin for bound in scenario.bounds):
         twin_source, twin = _twin(scenario, options, script)
-    SESSION.guard(scratch_root(run_id))
-    SESSION.guard(options.reports / f".{run_id}.partial")
-    with scratch_directory(run_id, owner=_owner(script)) as scratch:
-        execution = _execution(scenario, options, script, run_id)
-        history = asyncio.run(execute(execution, SESSION.server(), scratch))
+    with _scratch(run_id, options, script) as scratch:
+        history = _executed(scenario, options, script, scratch)
         findings = bounds.judge(history, expectation(scenario, options), scenario.bounds, twin)
         return write_report(
             options.reports,
@@ -77,9 +76,10 @@ def _run_once(scenario: Scenario, options: Options, script: Path) -> Report:
         )
 
 
-def _execution(scenario: Scenario, options: Options, script: Path, run_id: str) -> Execution:
-    return Execution(
-        run_id=run_id,
+def _executed(scenario: Scenario, options: Options, script: Path, scratch: Scratch) -> History:
+    """Execute the job once."""
+    execution = Execution(
+        run_id=scratch.run_id,
         job=scenario.job,
         schedule=tuple(scenario.schedule),
         needs=scenario.needs,
@@ -88,6 +88,40 @@ def _execution(scenario: Scenario, options: Options, script: Path, run_id: str) 
         seed=options.seed,
         owner=_owner(script),
     )
+    return asyncio.run(execute(execution, SESSION.server(), scratch))
+
+
+@contextlib.contextmanager
+def _scratch(run_id: str, options: Options, script: Path) -> Iterator[Scratch]:
+    """Make a run's scratch directory, guarded; where the harness fails, keep its record."""
+    SESSION.guard(scratch_root(run_id))
+    SESSION.guard(options.reports / f".{run_id}.partial")
+    with (
+        scratch_directory(run_id, owner=_owner(script)) as scratch,
+        _record_kept(options, scratch),
+    ):
+        yield scratch
+
+
+@contextlib.contextmanager
+def _record_kept(options: Options, scratch: Scratch) -> Iterator[None]:
+    """Where the harness fails, keep what was recorded until then, and say where it is."""
+    try:
+        yield
+    except HarnessError as problem:
+        try:
+            kept = keep_record(
+                options.reports,
+                run_id=scratch.run_id,
+                problem=str(problem),
+                history=scratch.history,
+                logs=scratch.nodes,
+            )
+        except HarnessError as second:
+            problem.add_note(str(second))
+        else:
+            problem.add_note(f"recorded until then: {kept}")
+        raise
 
 
 def _twin(scenario: Scenario, options: Options, script: Path) -> tuple[str, History]:
@@ -98,21 +132,23 @@ def _twin(scenario: Scenario, options: Options, script: Path) -> tuple[str, Hist
         return f"cached from {source}", twin
     run_id = naming.new_run_id("twin")
     fault_free = dataclasses.replace(scenario, schedule=())
-    SESSION.guard(scratch_root(run_id))
-    with scratch_directory(run_id, owner=_owner(script)) as scratch:
-        execution = _execution(fault_free, options, script, run_id)
-        twin = asyncio.run(execute(execution, SESSION.server(), scratch))
+    with _scratch(run_id, options, script) as scratch:
+        twin = _executed(fault_free, options, script, scratch)
+        _check_finished(twin, scenario.job)
+    SESSION.twins[key] = (run_id, twin)
+    return f"run as {run_id}", twin
+
+
+def _check_finished(twin: History, job: Job) -> None:
     finished = {
         e.rank for e in twin.of("process_exited") if e.rank is not None and e["status"] == 0
     }
-    if len(finished) < scenario.job.world_size:
-        missing = sorted(set(range(scenario.job.world_size)) - finished)
+    if len(finished) < job.world_size:
+        missing = sorted(set(range(job.world_size)) - finished)
         raise HarnessError(
             f"the fault-free twin did not finish: ranks {missing} did not exit with status 0; "
             "without a twin the result of the run under faults cannot be judged"
         )
-    SESSION.twins[key] = (run_id, twin)
-    return f"run as {run_id}", twin
 
 
 def expectation(scenario: Scenario, options: Options) -> Expectation:

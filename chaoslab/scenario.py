@@ -131,9 +131,11 @@ class Scenario:
                     "the schedule"
                 )
         _check_holds(self.schedule)
-        for nth, injection in enumerate(self.schedule):
+        _check_waits(self.schedule)
+        for injection in self.schedule:
             _check_target(self.job, injection.on, injection.fault)
-            _check_trigger(self.job, injection, nth, len(self.schedule))
+            _check_trigger(self.job, injection, len(self.schedule))
+        _check_somebody_stays(self.job, self.schedule)
 
     @property
     def needs(self) -> frozenset[str]:
@@ -149,6 +151,51 @@ def _check_holds(schedule: Sequence[Injection]) -> None:
                 f"during_save(nth={place[1]}) on {schedules.describe(place[0])}: want one "
                 "injection per rank and save"
             )
+
+
+def _check_waits(schedule: Sequence[Injection]) -> None:
+    """Refuse a when_healed that can never come: no such place, no heal there, or a circle."""
+    waits = {
+        nth: injection.at.injection
+        for nth, injection in enumerate(schedule)
+        if isinstance(injection.at, schedules.WhenHealed)
+    }
+    for nth, other in waits.items():
+        where = f"when_healed({other!r})"
+        if isinstance(other, bool) or not isinstance(other, int) or other == nth:
+            raise InvalidScenario(f"{where}: want another place in the schedule")
+        if not 0 <= other < len(schedule):
+            raise InvalidScenario(f"{where}: want another place in 0..{len(schedule) - 1}")
+        if not schedule[other].fault.is_window:
+            fault = schedules.describe(schedule[other].fault)
+            raise InvalidScenario(f"{where}: {fault} is never healed: want one with duration_s")
+        seen = {nth}
+        while other in waits:
+            if other in seen:
+                circle = sorted(seen)
+                raise InvalidScenario(
+                    f"{where}: injections {circle} wait for each other: want one that another "
+                    "trigger starts"
+                )
+            seen.add(other)
+            other = waits[other]  # noqa: PLW2901  walks on from here
+
+
+def _check_somebody_stays(job: Job, schedule: Sequence[Injection]) -> None:
+    lost: set[int] = set()
+    for injection in schedule:
+        if isinstance(injection.fault, fault_kinds.NodeLoss):
+            if isinstance(injection.on, schedules.EverywhereTarget):
+                lost |= set(range(job.nodes))
+            if isinstance(injection.on, schedules.NodeTarget):
+                lost.add(injection.on.node)
+            if isinstance(injection.on, schedules.RankTarget):
+                lost.add(injection.on.rank // job.ranks_per_node)
+    if len(lost) >= job.nodes:
+        raise InvalidScenario(
+            f"NodeLoss on every one of Job(nodes={job.nodes}): want a node that stays, since of "
+            "a lost one nothing is expected"
+        )
 
 
 def check_files(scenario: Scenario, directory: Path) -> Path:
@@ -176,8 +223,10 @@ def _check_target(job: Job, target: schedules.Target, fault: fault_kinds.Fault) 
         case schedules.RankTarget(rank=index):
             if not isinstance(index, int) or not 0 <= index < job.world_size:
                 raise InvalidScenario(f"rank({index!r}): want a rank in 0..{job.world_size - 1}")
+            _check_peers(fault, index // job.ranks_per_node)
         case schedules.NodeTarget(node=index) | schedules.AgentTarget(node=index):
             _check_node(job, index, f"node({index!r})")
+            _check_peers(fault, index)
         case schedules.RanksTarget(count=count):
             if not 1 <= count <= job.world_size:
                 raise InvalidScenario(f"ranks({count}): want 1..{job.world_size} ranks")
@@ -187,6 +236,14 @@ def _check_target(job: Job, target: schedules.Target, fault: fault_kinds.Fault) 
             if first == second:
                 raise InvalidScenario(f"between({first}, {second}): want two different nodes")
     _check_fits(job, target, fault)
+
+
+def _check_peers(fault: fault_kinds.Fault, own: int) -> None:
+    if own in getattr(fault, "to", ()):
+        raise InvalidScenario(
+            f"{schedules.describe(fault)} on node {own}: want other nodes in `to`, since a node's "
+            "traffic with itself does not pass its link"
+        )
 
 
 def _check_fits(job: Job, target: schedules.Target, fault: fault_kinds.Fault) -> None:
@@ -209,7 +266,7 @@ def _check_fits(job: Job, target: schedules.Target, fault: fault_kinds.Fault) ->
 
 
 def _check_trigger(  # noqa: C901  one case per trigger
-    job: Job, injection: Injection, nth: int, total: int
+    job: Job, injection: Injection, total: int
 ) -> None:
     match injection.at:
         case schedules.AtStep(step=step):
@@ -228,9 +285,6 @@ def _check_trigger(  # noqa: C901  one case per trigger
                 raise InvalidScenario(f"on_event({kind!r}): want one of {sorted(RANK_KINDS)}")
             if count < 1:
                 raise InvalidScenario(f"on_event(nth={count}): want nth >= 1")
-        case schedules.WhenHealed(injection=other):
-            if not 0 <= other < total or other == nth:
-                raise InvalidScenario(f"when_healed({other}): want another place in the schedule")
         case schedules.WhileRecovering():
             if total == 1:
                 raise InvalidScenario("while_recovering(): want an earlier fault in the schedule")

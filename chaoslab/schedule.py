@@ -9,7 +9,7 @@ import dataclasses
 import random
 
 from chaoslab.errors import InvalidScenario
-from chaoslab.faults import Fault
+from chaoslab.faults import Fault, NetworkFault, ProcessFault
 
 # --- targets ---------------------------------------------------------------------------------
 
@@ -219,6 +219,12 @@ class Injection:
         ):
             if not isinstance(value, types):
                 raise InvalidScenario(f"Injection({field}={value!r}): want one of {fix}")
+        if type(self.fault) in (Fault, NetworkFault, ProcessFault):
+            name = type(self.fault).__name__
+            raise InvalidScenario(
+                f"Injection(fault={name}(...)): a family, and no fault: want one of it, such as "
+                "faults.Kill() or faults.SilentDrop(duration_s=20)"
+            )
 
 
 def describe(value: object) -> str:  # noqa: C901, PLR0911  one case per kind

@@ -13,6 +13,7 @@ from typing import Any
 from chaoslab.errors import HarnessError
 
 _LINE_LIMIT_BYTES = 1 << 24
+_CLOSE_LIMIT_S = 5.0
 
 
 class Channel:
@@ -87,8 +88,13 @@ class Channel:
     async def close(self) -> None:
         """End the conversation; twice is harmless."""
         self._writer.close()
-        with contextlib.suppress(ConnectionError):
-            await self._writer.wait_closed()
+        try:
+            async with asyncio.timeout(_CLOSE_LIMIT_S):
+                await self._writer.wait_closed()
+        except TimeoutError:  # the other side is stopped and reads nothing: what waits is dropped
+            self._writer.transport.abort()
+        except ConnectionError:
+            pass
         self._task.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await self._task

@@ -14,6 +14,9 @@ from typing import Final
 
 from chaoslab.errors import ClusterError
 
+_CLOSE_LIMIT_S: Final = 10.0
+"""It tries for 4 s."""
+
 # Processes of the run may still be writing while they are being killed: try again for 4 s.
 _SCRIPT: Final = """
 while IFS= read -r path; do set -- "$@" "$path"; done
@@ -61,4 +64,8 @@ class Guardian:
         if self._process.stdin is not None:
             with contextlib.suppress(OSError):
                 self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(timeout=_CLOSE_LIMIT_S)
+        except subprocess.TimeoutExpired:  # stopped from outside, or a file system that hangs
+            self._process.kill()
+            self._process.wait(timeout=_CLOSE_LIMIT_S)

@@ -29,6 +29,9 @@ _MAX_FDS = 253
 """Descriptors in one message. Source: SCM_MAX_FD of include/net/scm.h."""
 
 _START_LIMIT_S = 15.0
+_WIRE_LIMIT_S = 15.0
+_END_LIMIT_S = 10.0
+_REAP_POLL_S = 0.05
 _GONE = {"state": None, "cpu_ticks": 0, "pending": 0, "caught": 0, "ignored": 0}
 
 
@@ -69,8 +72,7 @@ class Lab:
         while True:
             ready, _, _ = select.select([self._control.fileno(), self._wake_read], [], [])
             if self._wake_read in ready:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(self._wake_read, _READ_BYTES)
+                self._drain_wakes()
                 self._reap()
             if self._control.fileno() not in ready:
                 continue
@@ -81,6 +83,10 @@ class Lab:
             *lines, pending = (pending + data).split(b"\n")
             for line in lines:
                 self._answer(json.loads(line))
+
+    def _drain_wakes(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._wake_read, _READ_BYTES)
 
     def _answer(self, request: dict[str, Any]) -> None:
         try:
@@ -132,8 +138,16 @@ class Lab:
             plumbing.wire(self._agent_pids)
             return 0
 
-        pid = spawn.fork_child(body, [self._control.fileno()])
-        _, status = os.waitpid(pid, 0)
+        done, wired = os.pipe2(os.O_CLOEXEC)
+        pid = spawn.fork_child(body, [self._control.fileno(), done])
+        os.close(wired)  # the child's end closes when it ends
+        try:
+            _read_all(done, limit_s=_WIRE_LIMIT_S)
+        except TimeoutError as problem:
+            os.kill(pid, signal.SIGKILL)
+            raise TimeoutError(f"the nodes were not wired within {_WIRE_LIMIT_S} s") from problem
+        finally:
+            _, status = os.waitpid(pid, 0)
         if status != 0:
             raise RuntimeError(f"wiring the nodes failed with status {status}")
 
@@ -241,9 +255,13 @@ class Lab:
     def _kill_all(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.kill(-1, signal.SIGKILL)
+        deadline_s = time.monotonic() + _END_LIMIT_S
+        # One that hangs in the kernel is left to it: the end of process 1 ends the namespace.
         with contextlib.suppress(ChildProcessError):
-            while True:
-                os.wait()
+            while time.monotonic() < deadline_s:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    select.select([self._wake_read], [], [], _REAP_POLL_S)
+                    self._drain_wakes()
 
 
 def _look(pid: int) -> dict[str, Any]:

@@ -30,7 +30,6 @@ _LAST_POSSIBLE_CAP: Final = 63
 _CAPABILITY_VERSION_3: Final = 0x20080522
 """Source: include/uapi/linux/capability.h."""
 
-_PR_SET_PDEATHSIG: Final = 1
 _PR_CAPBSET_DROP: Final = 24
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_CAP_AMBIENT: Final = 47
@@ -60,11 +59,6 @@ def mount(source: str, target: str, fstype: str, flags: int) -> None:
     """Mount a file system. Raises: OSError."""
     texts = (source.encode(), target.encode(), fstype.encode())
     _checked(_libc.mount(*texts, ctypes.c_ulong(flags), None), f"mount({target})")
-
-
-def die_with_parent(signal: int) -> None:
-    """Have the kernel send this signal to the calling process when its parent ends."""
-    _checked(_libc.prctl(_PR_SET_PDEATHSIG, signal, 0, 0, 0), "prctl(PR_SET_PDEATHSIG)")
 
 
 def keep_capabilities(

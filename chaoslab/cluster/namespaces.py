@@ -40,6 +40,7 @@ class Server:
 
     def __init__(self, preload: str | None) -> None:
         ours, theirs = socket.socketpair()
+        ours.setblocking(False)  # noqa: FBT003  the socket module has no keyword for it
         self._control = ours
         self._stderr = os.memfd_create("chaoslab-server", os.MFD_CLOEXEC)
         command = [sys.executable, "-m", "chaoslab.cluster.server", str(theirs.fileno())]
@@ -56,28 +57,28 @@ class Server:
         theirs.close()
         self._ready: dict[str, Any] | None = None
 
-    def wait_ready(self) -> str | None:
+    async def wait_ready(self) -> str | None:
         """Wait until its imports are done. Returns why warm ranks cannot be had, or None.
 
-        Raises: ClusterError when it died or took longer than 120 s.
+        Can be cancelled at once, as Ctrl-C does. Raises: ClusterError when it died or took
+        longer than 120 s.
         """
         if self._ready is None:
-            self._control.settimeout(_PRELOAD_LIMIT_S)
+            loop = asyncio.get_running_loop()
             try:
-                line = self._control.recv(1 << 16)
+                async with asyncio.timeout(_PRELOAD_LIMIT_S):
+                    line = await loop.sock_recv(self._control, 1 << 16)
             except TimeoutError as problem:
                 what = f"the warm server: imports took over {_PRELOAD_LIMIT_S} s"
                 raise ClusterError(what) from problem
-            finally:
-                self._control.settimeout(None)
             if not line:
                 raise ClusterError(f"the warm server died while starting:\n{self._said()}")
             self._ready = json.loads(line)
         return self._ready["preload_problem"]  # type: ignore[no-any-return]
 
-    def fork_lab(self, options: dict[str, Any]) -> socket.socket:
+    async def fork_lab(self, options: dict[str, Any]) -> socket.socket:
         """Fork a lab. Returns the harness's end of its control socket. Raises: ClusterError."""
-        self.wait_ready()
+        await self.wait_ready()
         ours, theirs = socket.socketpair()
         with theirs:
             try:
@@ -92,8 +93,10 @@ class Server:
         return os.pread(self._stderr, 4000, max(0, size - 4000)).decode(errors="replace").strip()
 
     def close(self) -> None:
-        """End the server; twice is harmless."""
+        """End the server; twice is harmless. One that still imports is not waited for."""
         self._control.close()
+        if self._ready is None:
+            self._process.kill()
         try:
             self._process.wait(timeout=5)
         except subprocess.TimeoutExpired:
@@ -227,7 +230,7 @@ async def start_cluster(
     """
     network = subnet.choose(run_id, subnet.host_networks())
     addresses = [str(network[index + 1]) for index in range(nodes + 1)]
-    control = await asyncio.to_thread(server.fork_lab, _lab_options())
+    control = await server.fork_lab(_lab_options())
     ends = [socket.socketpair() for _ in addresses]
     try:
         request = {"id": 0, "op": "nodes", "count": len(ends)}

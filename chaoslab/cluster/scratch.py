@@ -12,12 +12,14 @@ import fcntl
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 PREFIX = "chaoslab-"
 _LOCK = "lock"
 _PARTIAL_SUFFIX = ".partial"
+PARTIAL_OLD_S = 120.0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -29,6 +31,16 @@ class Scratch:
     """
 
     root: Path
+
+    @property
+    def run_id(self) -> str:
+        """Give the id of the run that it belongs to."""
+        return self.root.name.removeprefix(PREFIX)
+
+    @property
+    def history(self) -> Path:
+        """Give the file that the record of the run grows in."""
+        return self.root / "history.jsonl"
 
     @property
     def nodes(self) -> Path:
@@ -92,10 +104,21 @@ def sweep(reports: Path | None = None) -> list[Path]:
     if reports is not None:
         for partial in sorted(reports.glob(f".*{_PARTIAL_SUFFIX}")):
             run_id = partial.name.removeprefix(".").removesuffix(_PARTIAL_SUFFIX)
-            if not scratch_root(run_id).exists():
+            if not scratch_root(run_id).exists() and _is_old(partial):
                 shutil.rmtree(partial, ignore_errors=True)
                 removed.append(partial)
     return removed
+
+
+def _is_old(partial: Path) -> bool:
+    """Tell whether a half-written report is nobody's any more: one is written in seconds.
+
+    A lock would not do: a run under user-mode Linux writes it in another kernel.
+    """
+    try:
+        return time.time() - partial.stat().st_mtime > PARTIAL_OLD_S
+    except OSError:  # it has just been given its name
+        return False
 
 
 def _is_abandoned(root: Path) -> bool:

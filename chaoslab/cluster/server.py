@@ -12,16 +12,19 @@ of the new lab. The named function is called once, to import what ranks will nee
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gc
 import importlib
 import json
 import os
+import select
 import signal
 import socket
 import sys
 import time
+from collections.abc import Iterator
 
-from chaoslab.cluster import lab, linux, spawn
+from chaoslab.cluster import lab, spawn
 
 _READ_BYTES = 1 << 16
 
@@ -30,10 +33,10 @@ def serve(control: socket.socket, preload: str | None) -> None:
     """Fork a lab per request until the harness closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    linux.die_with_parent(signal.SIGKILL)
     started_s = time.monotonic()
-    problem = _preload(preload)
-    gc.collect()
+    with _ends_with(control):
+        problem = _preload(preload)
+        gc.collect()
     ready = {"ready": True, "preload_problem": problem, "took_s": time.monotonic() - started_s}
     control.sendall(json.dumps(ready).encode() + b"\n")
     while True:
@@ -48,6 +51,25 @@ def serve(control: socket.socket, preload: str | None) -> None:
                 lambda fd=fd, options=options: lab.enter(socket.socket(fileno=fd), options),  # type: ignore[misc]
                 [control.fileno()],
             )
+
+
+@contextlib.contextmanager
+def _ends_with(control: socket.socket) -> Iterator[None]:
+    """Die at once when the harness closes its end, in the middle of an import too.
+
+    By SIGIO, whose default is to end the process (signal(7)): PR_SET_PDEATHSIG is lost when the
+    harness dies before it is set, and comes when only the thread ends that started this process.
+    The harness sends nothing before it is told that the imports are done.
+    """
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    flags = fcntl.fcntl(control, fcntl.F_GETFL)
+    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if select.select([control], [], [], 0)[0]:  # it had ended before
+        sys.exit(0)
+    try:
+        yield
+    finally:
+        fcntl.fcntl(control, fcntl.F_SETFL, flags)
 
 
 def _preload(name: str | None) -> str | None:

@@ -5,13 +5,14 @@ from chaoslab.report.data import SCHEMA_VERSION, report_data
 from chaoslab.report.summary import summary
 from chaoslab.report.table import explain, terminal_table
 from chaoslab.report.values import Report
-from chaoslab.report.writing import write_report
+from chaoslab.report.writing import keep_record, write_report
 
 __all__ = [
     "SCHEMA_VERSION",
     "Report",
     "explain",
     "judge_again",
+    "keep_record",
     "report_data",
     "summary",
     "terminal_table",

@@ -77,6 +77,29 @@ def write_report(
     return report
 
 
+def keep_record(reports: Path, *, run_id: str, problem: str, history: Path, logs: Path) -> Path:
+    """Keep what a run had recorded when the harness itself failed: no report, but evidence.
+
+    Writes `<reports>/<run_id>/`: problem.txt, history.jsonl (as far as it goes) and logs. Returns
+    that directory. Raises: HarnessError when it cannot be written.
+    """
+    final, partial = reports / run_id, reports / f".{run_id}.partial"
+    try:
+        (partial / "logs").mkdir(parents=True)
+        notes = _copy_logs(logs, partial / "logs")
+        if history.exists():
+            shutil.copyfile(history, partial / "history.jsonl")
+        text = "\n".join(["No verdict: the harness failed.", problem, *notes]) + "\n"
+        (partial / "problem.txt").write_text(text, encoding="utf-8")
+        partial.rename(final)
+    except OSError as failed:
+        raise HarnessError(f"record {final}: cannot be written: {failed}") from failed
+    finally:
+        if partial.exists():
+            shutil.rmtree(partial, ignore_errors=True)
+    return final
+
+
 def _fill(directory: Path, report: Report, history: History, twin: History | None) -> None:
     written_at = dt.datetime.now(dt.UTC).isoformat(timespec="seconds")
     data = report_data(report, history, written_at)

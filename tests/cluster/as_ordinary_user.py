@@ -8,7 +8,7 @@ from chaoslab.cluster.namespaces import Server, start_cluster
 async def main():
     server = Server(None)
     try:
-        server.wait_ready()
+        await server.wait_ready()
         async with start_cluster(
             server,
             run_id="ordinary",

@@ -26,7 +26,6 @@ CAP_NET_ADMIN_ONLY = f"{1 << linux.CAP_NET_ADMIN:016x}"
 @pytest.fixture(scope="module")
 def server():
     started = Server(None)
-    started.wait_ready()
     yield started
     started.close()
 
@@ -165,11 +164,11 @@ def test_a_process_that_cannot_begin_is_the_harness_own_error(server, tmp_path) 
 def test_a_server_that_was_killed_is_said() -> None:
     """No lab can come from a dead server: an error of the harness, not a hang."""
     started = Server(None)
-    started.wait_ready()
-    started._process.kill()
-    started._process.wait()
 
     async def story():
+        await started.wait_ready()
+        started._process.kill()
+        started._process.wait()
         async with nodes(started, 1):
             pass
 

@@ -58,6 +58,14 @@ class Watched:
                 pytest.fail(f"pytest ended before {kind!r}: {out[-3000:]}")
             time.sleep(0.005)
 
+    def wait_for_server(self, *, importing: bool) -> None:
+        """Wait until the warm server is there; importing: until it has opened torch's files."""
+        deadline_s = time.monotonic() + PHASE_LIMIT_S
+        while not any(_is_server(line, importing=importing) for line in self.processes()):
+            assert time.monotonic() < deadline_s, f"no warm server within {PHASE_LIMIT_S} s"
+            assert self.process.poll() is None
+            time.sleep(0.005)
+
     def processes(self) -> list[str]:
         """List the processes whose environment names this run's temporary directory."""
         mark = f"TMPDIR={self.tmp}".encode()
@@ -88,6 +96,16 @@ class Watched:
             assert took_s < CLEAN_LIMIT_S, f"left after {CLEAN_LIMIT_S} s: {left}"
             time.sleep(0.02)
         return time.monotonic() - began_s
+
+
+def _is_server(line: str, *, importing: bool) -> bool:
+    if "chaoslab.cluster.server" not in line:
+        return False
+    try:
+        maps = Path(f"/proc/{line.split(maxsplit=1)[0]}/maps").read_text()
+    except OSError:
+        return False
+    return not importing or "libtorch" in maps
 
 
 @pytest.fixture

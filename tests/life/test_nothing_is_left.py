@@ -4,13 +4,30 @@ import json
 import os
 import signal
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
 
-from chaoslab.cluster.scratch import PREFIX, scratch_directory, sweep
+from chaoslab.cluster.scratch import PARTIAL_OLD_S, PREFIX, scratch_directory, sweep
+from tests.life.conftest import CLEAN_LIMIT_S
 
 PHASES = ["nodes_ready", "step", "effective", "healed", "run_ended"]
+STARTING = ["the first process", "the server imports"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"])
+@pytest.mark.parametrize("phase", STARTING)
+def test_a_pytest_killed_while_it_starts_leaves_nothing_within_5_s(watch, phase, number) -> None:
+    """The same before any node is up: while the warm server begins, and while it imports torch."""
+    watched = watch()
+    watched.wait_for_server(importing=phase == "the server imports")
+    began_s = time.monotonic()
+    os.kill(watched.process.pid, number)
+    watched.process.wait(timeout=CLEAN_LIMIT_S)
+    watched.wait_clean()
+    assert time.monotonic() - began_s < CLEAN_LIMIT_S
+    assert not watched.events()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"])
@@ -20,9 +37,11 @@ def test_a_killed_pytest_leaves_nothing_within_5_s(watch, phase, number) -> None
     watched = watch()
     watched.wait_for(phase)
     assert watched.processes()
+    began_s = time.monotonic()
     os.kill(watched.process.pid, number)
-    watched.process.wait(timeout=30)
+    watched.process.wait(timeout=CLEAN_LIMIT_S)
     watched.wait_clean()
+    assert time.monotonic() - began_s < CLEAN_LIMIT_S
 
 
 def test_a_run_that_ends_by_itself_leaves_nothing_but_its_report(watch) -> None:
@@ -86,8 +105,11 @@ def test_a_sweep_removes_what_a_crash_of_the_machine_left(tmp_path, monkeypatch)
     """An unlocked scratch directory and a half-written report go; a run that lives stays."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     reports = tmp_path / "reports"
-    (reports / ".gone.partial").mkdir(parents=True)
-    (reports / ".alive.partial").mkdir()
+    for name in ("gone", "alive", "elsewhere"):
+        (reports / f".{name}.partial").mkdir(parents=True)
+    old_s = time.time() - PARTIAL_OLD_S - 1
+    for name in ("gone", "alive"):
+        os.utime(reports / f".{name}.partial", (old_s, old_s))
     (reports / "kept").mkdir()
     stale = tmp_path / f"{PREFIX}gone"
     stale.mkdir()
@@ -98,6 +120,8 @@ def test_a_sweep_removes_what_a_crash_of_the_machine_left(tmp_path, monkeypatch)
         removed = sweep(reports)
         assert scratch.root.exists()
         assert (reports / ".alive.partial").exists()
+        # It may be of a run that lives with another TMPDIR, or under another kernel.
+        assert (reports / ".elsewhere.partial").exists()
     assert set(removed) == {stale, reports / ".gone.partial"}
     assert foreign.exists()
     assert (reports / "kept").exists()

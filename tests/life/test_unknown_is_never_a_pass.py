@@ -6,6 +6,7 @@ import pytest
 
 from chaoslab import (
     BoundExceeded,
+    HarnessError,
     Injection,
     Job,
     NotAvailable,
@@ -18,10 +19,12 @@ from chaoslab import (
     faults,
     node,
     on_event,
+    on_failure,
     rank,
     run,
 )
 from chaoslab.bounds import Bound
+from chaoslab.history import History
 
 pytestmark = pytest.mark.netem(needed=False)
 
@@ -108,3 +111,41 @@ def test_a_fault_that_this_kernel_lacks_is_refused_before_any_rank_starts(option
     except NotAvailable as refused:
         assert "netem" in str(refused)  # noqa: PT017  either branch is checked
         assert not list(options.reports.glob("*"))
+
+
+@pytest.mark.parametrize(("pid", "what"), [(2, "agent-0"), (6, "store")])
+def test_an_agent_or_a_store_that_dies_by_itself_is_the_harness_own_error(
+    options, pid, what
+) -> None:
+    """No verdict follows from a run whose own parts failed; its record is kept and named.
+
+    The pids are those of the run's own pid namespace: the lab is 1, then come three agents, whoever wires
+    them, and the store.
+    """
+    args = ("--kill-at", "30", "--kill-pid", str(pid))
+    with pytest.raises(HarnessError, match=rf"{what} ended by itself, status -9") as caught:
+        run(scenario(STOP, args=args), options=options)
+    (kept,) = options.reports.iterdir()
+    assert caught.value.__notes__ == [f"recorded until then: {kept}"]
+    assert what in (kept / "problem.txt").read_text()
+    history = History.load(kept / "history.jsonl")
+    assert history.of("step")
+    assert not history.of("run_ended")
+    assert list(kept.glob("logs/**/*.log"))
+
+
+def test_a_restart_that_the_harness_cannot_make_is_its_own_error(options) -> None:
+    """A node's directory that is gone: the job is not blamed for a rank that cannot begin."""
+    job = dataclasses.replace(JOB, restart=on_failure(limit=1, delay_s=0))
+    with pytest.raises(HarnessError, match=r"a restart failed: .*could not begin") as caught:
+        run(scenario(STOP, args=("--wreck-at", "30"), job=job), options=options)
+    assert caught.value.__notes__
+
+
+def test_a_twin_that_does_not_finish_is_the_harness_own_error(options) -> None:
+    """Without a twin there is nothing to compare with: said, with the twin's record kept."""
+    promises = [bounds.recovers_within(20), bounds.same_result_as_twin()]
+    args = ("--wreck-at", "30")
+    with pytest.raises(HarnessError, match=r"twin did not finish: ranks \[0\]") as caught:
+        run(scenario(STOP, args=args, promises=promises), options=options)
+    assert "twin" in caught.value.__notes__[0]

@@ -5,6 +5,8 @@ For tests of the harness alone, where a model would only cost time.
 
 import argparse
 import os
+import shutil
+import signal
 import sys
 import time
 from pathlib import Path
@@ -21,6 +23,9 @@ def main() -> int:
     parser.add_argument("--garbage-at", type=int, default=None)
     parser.add_argument("--orphan", action="store_true")
     parser.add_argument("--child-of", type=int, default=None)
+    parser.add_argument("--kill-at", type=int, default=None)
+    parser.add_argument("--kill-pid", type=int, default=None)
+    parser.add_argument("--wreck-at", type=int, default=None)
     chosen = parser.parse_args()
     if os.environ["RANK"] == str(chosen.child_of) and os.fork() == 0:
         os.setsid()
@@ -32,6 +37,11 @@ def main() -> int:
         if step == chosen.garbage_at:
             with Path(os.environ["CHAOSLAB_EVENTS"]).open("ab") as events:
                 events.write(b'{"kind": "step", "t_s"\n')
+        if step == chosen.kill_at and os.environ["RANK"] == "0":
+            os.kill(chosen.kill_pid, signal.SIGKILL)
+        if step == chosen.wreck_at and os.environ["RANK"] == "0":
+            shutil.rmtree(Path(os.environ["CHAOSLAB_EVENTS"]).parent)
+            return 1
         if chosen.silent_after is not None and step > chosen.silent_after:
             continue
         probe.emit("step", step=step, loss=1.0 / step)

@@ -1,5 +1,6 @@
 """Bad input is refused before anything starts, in the form: what was given: what is wanted."""
 
+import dataclasses
 import math
 import re
 import signal
@@ -35,6 +36,7 @@ from chaoslab.scenario import check_files
 
 JOB = Job(script="examples/charlm.py", nodes=4, steps=100)
 KILL = Injection(fault=faults.Kill(), on=rank(1), at=at_step(10))
+STOP = Injection(fault=faults.Stop(duration_s=2), on=rank(2), at=at_step(10))
 FORM = re.compile(r"^\S.*: .*want .+", re.DOTALL)
 
 
@@ -123,6 +125,24 @@ BAD_SCENARIOS = [
     lambda: Injection(fault="kill", on=rank(1), at=at_step(1)),
     lambda: Injection(fault=faults.Kill(), on=1, at=at_step(1)),
     lambda: Injection(fault=faults.Kill(), on=rank(1), at=50),
+    lambda: Injection(fault=faults.Fault(), on=rank(1), at=at_step(1)),
+    lambda: Injection(fault=faults.NetworkFault(), on=rank(1), at=at_step(1)),
+    lambda: Injection(fault=faults.ProcessFault(), on=rank(1), at=at_step(1)),
+    lambda: scenario(Injection(fault=faults.SilentDrop(to=(1,)), on=node(1), at=at_step(1))),
+    lambda: scenario(Injection(fault=faults.SilentDrop(to=(0, 3)), on=rank(3), at=at_step(1))),
+    lambda: scenario(STOP, Injection(fault=faults.Kill(), on=rank(1), at=when_healed(7))),
+    lambda: scenario(STOP, Injection(fault=faults.Kill(), on=rank(1), at=when_healed(-1))),
+    lambda: scenario(STOP, Injection(fault=faults.Kill(), on=rank(1), at=when_healed("0"))),
+    lambda: scenario(KILL, Injection(fault=faults.Stop(), on=rank(2), at=when_healed(0))),
+    lambda: scenario(*[dataclasses.replace(STOP, at=when_healed(n)) for n in (1, 0)]),
+    lambda: scenario(*[dataclasses.replace(STOP, at=when_healed(n)) for n in (1, 2, 1)]),
+    lambda: scenario(
+        *[Injection(fault=faults.NodeLoss(), on=node(n), at=at_step(5)) for n in range(4)]
+    ),
+    lambda: scenario(
+        Injection(fault=faults.NodeLoss(), on=rank(1), at=at_step(5)),
+        job=Job(script="x.py", nodes=1, ranks_per_node=2, steps=9),
+    ),
     lambda: Job(script="x.py", nodes=0, steps=1),
     lambda: Job(script="x.py", nodes=4, steps=-1),
     lambda: Job(script="x.py", nodes=9999, steps=1),
@@ -182,6 +202,13 @@ GOOD = [
     Injection(fault=faults.Partition(groups=((0,), (1, 2))), on=everywhere(), at=at_step(5)),
     Injection(fault=faults.Delay(delay_s=0.05), on=between(0, 3), at=at_step(5)),
 ]
+
+
+def test_a_chain_of_heals_and_a_node_that_stays_are_taken() -> None:
+    """The healthy twins of the circle, and of the loss of every node."""
+    chain = [STOP, *[dataclasses.replace(STOP, at=when_healed(n)) for n in (0, 1)]]
+    losses = [Injection(fault=faults.NodeLoss(), on=node(n), at=at_step(5)) for n in range(3)]
+    assert len(scenario(*chain, *losses).schedule) == 6
 
 
 def test_the_healthy_twins_are_taken() -> None:
