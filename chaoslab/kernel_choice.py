@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import json
 import os
 import pickle
 import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
+from xml.etree import ElementTree as ET
 
 from chaoslab import kernel
-from chaoslab.errors import NotAvailable
+from chaoslab.errors import HarnessError, NotAvailable
 from chaoslab.options import from_environment
 
 if TYPE_CHECKING:
@@ -41,8 +45,22 @@ def tell_host(reports: Sequence[object]) -> bool:
 
 def reports_of_guest(file: Path) -> list[object]:
     """Read what the guest has handed over. It is a file of this process's own making."""
-    data = file.read_bytes()
+    data = file.read_bytes() if file.exists() else b""
     return list(pickle.loads(data)) if data else []  # noqa: S301
+
+
+def add_suites(junit: Path, of_guest: bytes) -> None:
+    """Add the guest's test suites to the host's JUnit file, so that it holds every test.
+
+    Raises: HarnessError when either file is not what pytest writes.
+    """
+    try:
+        whole = ET.parse(junit)  # noqa: S314  a file of this process's own making
+        for suite in ET.fromstring(of_guest).iter("testsuite"):  # noqa: S314  same
+            whole.getroot().append(suite)
+    except (OSError, ET.ParseError) as problem:
+        raise HarnessError(f"{junit}: the guest's tests cannot be added: {problem}") from problem
+    whole.write(junit, encoding="utf-8", xml_declaration=True)
 
 
 def in_guest() -> bool:
@@ -103,10 +121,30 @@ def needs_netem(item: pytest.Item) -> bool:
 
 
 def _runs_scenarios(item: pytest.Item) -> bool:
+    """Tell whether a test's module imports `run`, or calls it as `chaoslab.run`."""
     runner = sys.modules.get("chaoslab.runner")
-    if runner is None:
+    if runner is not None and any(value is runner.run for value in _module_values(item)):
+        return True
+    module = getattr(item, "module", None)
+    if not any(value is sys.modules.get("chaoslab") for value in _module_values(item)):
         return False
-    return any(value is runner.run for value in _module_values(item))
+    names = {name for name, value in vars(module).items() if value is sys.modules["chaoslab"]}
+    return _calls_run(module, names)
+
+
+def _calls_run(module: ModuleType | None, names: set[str]) -> bool:
+    """Tell whether `<one of names>.run` stands in a module's source."""
+    try:
+        tree = ast.parse(inspect.getsource(module))  # type: ignore[arg-type]
+    except (OSError, TypeError, SyntaxError):
+        return True  # unknown: a test that need not move is only slower there
+    return any(
+        isinstance(node, ast.Attribute)
+        and node.attr == "run"
+        and isinstance(node.value, ast.Name)
+        and node.value.id in names
+        for node in ast.walk(tree)
+    )
 
 
 def _scenarios(item: pytest.Item) -> Iterable[Any]:
@@ -119,16 +157,21 @@ def _module_values(item: pytest.Item) -> list[Any]:
     return list(vars(getattr(item, "module", None) or object).values())
 
 
-def rerun(args: Sequence[str | os.PathLike[str]], tests: Sequence[str], told: str | None) -> int:
+def rerun(
+    args: Sequence[str | os.PathLike[str]],
+    tests: Sequence[str],
+    told: str | None,
+    extra: Sequence[str] = (),
+) -> int:
     """Run the same pytest command under user-mode Linux, for these tests.
 
-    told: file that the guest hands its reports over in (None: it prints its own table). Returns
-    the command's exit status.
+    told: file that the guest hands its reports over in (None: it prints its own table). extra:
+    arguments that override the command's. Returns the command's exit status.
     """
     environment = dict(os.environ) | {_KEPT: json.dumps(list(tests))}
     if told is not None:
         environment[_TOLD] = told
     if sys.stdout.isatty():
         environment.setdefault("FORCE_COLOR", "1")
-    argv = [sys.executable, "-m", "pytest", *(os.fspath(arg) for arg in args)]
+    argv = [sys.executable, "-m", "pytest", *(os.fspath(arg) for arg in args), *extra]
     return kernel.run_in_uml(argv, cwd=Path.cwd(), env=environment)

@@ -22,6 +22,7 @@ from chaoslab.options import BACKENDS, KERNELS
 
 _RERUN: Final = pytest.StashKey[list[str]]()
 _GUEST_STATUS: Final = pytest.StashKey[int]()
+_GUEST_JUNIT: Final = pytest.StashKey[bytes]()
 _SAVED: Final = pytest.StashKey[dict[str, str | None]]()
 
 
@@ -107,15 +108,20 @@ def _run_in_guest(session: pytest.Session, moved: list[str]) -> None:
     tests = "1 test needs" if len(moved) == 1 else f"{len(moved)} tests need"
     _say(config, f"{tests} netem, which is to come from user-mode Linux: the same command, there")
     runner = importlib.import_module("chaoslab.runner")
-    with tempfile.NamedTemporaryFile(prefix="chaoslab-guest-") as file, _uncaptured(config):
-        runner.SESSION.guard(Path(file.name))
-        # With tests on both kernels there is one table, and this process prints it.
-        told = file.name if session.items else None
+    with tempfile.TemporaryDirectory(prefix="chaoslab-guest-") as directory, _uncaptured(config):
+        runner.SESSION.guard(Path(directory))
+        told, junit = Path(directory) / "reports", Path(directory) / "junit.xml"
+        # With tests on both kernels there is one table, and one JUnit file, of this process.
+        mixed = bool(session.items)
+        extra = [f"--junitxml={junit}"] if mixed and config.getoption("xmlpath", None) else []
         try:
-            status = kernel_choice.rerun(config.invocation_params.args, moved, told)
+            status = kernel_choice.rerun(
+                config.invocation_params.args, moved, str(told) if mixed else None, extra
+            )
         except ChaoslabError as problem:
             raise pytest.UsageError(str(problem)) from problem
-        runner.SESSION.reports += kernel_choice.reports_of_guest(Path(file.name))
+        runner.SESSION.reports += kernel_choice.reports_of_guest(told)
+        config.stash[_GUEST_JUNIT] = junit.read_bytes() if junit.exists() else b""
     config.stash[_GUEST_STATUS] = status
     if not session.items:
         _silence(config)
@@ -149,11 +155,27 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     runner = sys.modules.get("chaoslab.runner")
     if runner is not None:
         runner.SESSION.close()
+    if session.exitstatus == pytest.ExitCode.INTERRUPTED and kernel_choice.in_guest():
+        _leave_hypothesis_out(session.config)
     guest = session.config.stash.get(_GUEST_STATUS, None)
+    suites = session.config.stash.get(_GUEST_JUNIT, b"")
+    if suites:
+        place = Path(os.path.expandvars(session.config.option.xmlpath)).expanduser()
+        kernel_choice.add_suites(place, suites)
     if guest is not None and (guest != 0 or not session.items):
         own = int(session.exitstatus)
         if own in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
             session.exitstatus = guest
+
+
+def _leave_hypothesis_out(config: pytest.Config) -> None:
+    """Leave out a summary that imports Hypothesis first: seconds in the guest, after Ctrl-C.
+
+    Source: pytest_terminal_summary of _hypothesis_pytestplugin.py, hypothesis 6.
+    """
+    plugin = config.pluginmanager.get_plugin("hypothesispytest")
+    if plugin is not None and "hypothesis" not in sys.modules:
+        config.pluginmanager.unregister(plugin)
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

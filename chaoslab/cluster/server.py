@@ -23,14 +23,15 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from typing import NoReturn
 
 from chaoslab.cluster import lab, spawn
 
 _READ_BYTES = 1 << 16
 
 
-def serve(control: socket.socket, preload: str | None) -> None:
-    """Fork a lab per request until the harness closes the socket."""
+def serve(control: socket.socket, preload: str | None) -> NoReturn:
+    """Fork a lab per request; end when the harness closes the socket."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     started_s = time.monotonic()
@@ -43,7 +44,7 @@ def serve(control: socket.socket, preload: str | None) -> None:
         data, fds, _, _ = socket.recv_fds(control, _READ_BYTES, 1)
         _reap()
         if not data:
-            return
+            os._exit(0)  # nothing to tidy up, and Python's own end takes seconds with torch loaded
         options = json.loads(data)
         with socket.socket(fileno=fds[0]) as lab_control:
             fd = lab_control.fileno()

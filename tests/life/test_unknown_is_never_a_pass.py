@@ -119,8 +119,8 @@ def test_an_agent_or_a_store_that_dies_by_itself_is_the_harness_own_error(
 ) -> None:
     """No verdict follows from a run whose own parts failed; its record is kept and named.
 
-    The pids are those of the run's own pid namespace: the lab is 1, then come three agents, whoever wires
-    them, and the store.
+    The pids are those of the run's own pid namespace: the lab is 1, then come three agents,
+    whoever wires them, and the store.
     """
     args = ("--kill-at", "30", "--kill-pid", str(pid))
     with pytest.raises(HarnessError, match=rf"{what} ended by itself, status -9") as caught:

@@ -25,6 +25,7 @@ def main() -> int:
     parser.add_argument("--child-of", type=int, default=None)
     parser.add_argument("--kill-at", type=int, default=None)
     parser.add_argument("--kill-pid", type=int, default=None)
+    parser.add_argument("--touch", type=Path, default=None, help="made after 5 steps")
     parser.add_argument("--wreck-at", type=int, default=None)
     chosen = parser.parse_args()
     if os.environ["RANK"] == str(chosen.child_of) and os.fork() == 0:
@@ -39,6 +40,8 @@ def main() -> int:
                 events.write(b'{"kind": "step", "t_s"\n')
         if step == chosen.kill_at and os.environ["RANK"] == "0":
             os.kill(chosen.kill_pid, signal.SIGKILL)
+        if step == 5 and chosen.touch is not None:
+            chosen.touch.touch()
         if step == chosen.wreck_at and os.environ["RANK"] == "0":
             shutil.rmtree(Path(os.environ["CHAOSLAB_EVENTS"]).parent)
             return 1
