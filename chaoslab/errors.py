@@ -20,6 +20,10 @@ class NotAvailable(ChaoslabError):
     """Something that this machine lacks; the message holds the command that mends it."""
 
 
+class NeedsNetem(NotAvailable):
+    """The scenario needs netem and this kernel has none; said before anything starts."""
+
+
 class HarnessError(ChaoslabError):
     """The harness could not do its own work: neither PASSED nor FAILED follows."""
 

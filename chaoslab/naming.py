@@ -6,11 +6,16 @@ import os
 import re
 import secrets
 import shlex
+import sys
 import time
 from pathlib import Path
+from typing import Final
 
 from chaoslab.options import Options
 from chaoslab.scenario import Scenario
+
+ROOT: Final = "CHAOSLAB_PYTEST_ROOT"
+"""Environment variable by which the pytest plugin tells pytest's root directory."""
 
 
 def test_id() -> str:
@@ -31,11 +36,23 @@ def new_run_id(name: str) -> str:
 
 
 def replay_command(options: Options) -> str:
-    """Give the command that runs the present test again in the same way."""
+    """Give the command that runs the present test again in the same way, from the same place."""
     test = test_id()
     if not test:
         return ""
-    parts = ["pytest", test, f"--chaos-seed={options.seed}"]
+    file, colons, rest = test.partition("::")
+    root = os.environ.get(ROOT)
+    if root is not None:  # ids are relative to pytest's root directory, not to where it runs
+        file = _from_here(Path(root) / file)
+    parts = [_from_here(Path(sys.executable)), "-m", "pytest", f"{file}{colons}{rest}"]
+    parts.append(f"--chaos-seed={options.seed}")
     if options.kernel != "auto":
         parts.append(f"--chaos-kernel={options.kernel}")
-    return shlex.join(parts)
+    if options.reports != Options().reports:
+        parts.append(f"--chaos-reports={options.reports}")
+    return f"cd {shlex.quote(str(Path.cwd()))} && {shlex.join(parts)}"
+
+
+def _from_here(path: Path) -> str:
+    """Give a path relative to the working directory where it lies below that."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)

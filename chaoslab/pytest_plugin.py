@@ -15,14 +15,17 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+from _pytest.runner import runtestprotocol  # no public way to run a test without logging it
 
 from chaoslab import kernel_choice
-from chaoslab.errors import ChaoslabError
+from chaoslab.errors import ChaoslabError, NeedsNetem
+from chaoslab.naming import ROOT
 from chaoslab.options import BACKENDS, KERNELS
 
 _RERUN: Final = pytest.StashKey[list[str]]()
 _GUEST_STATUS: Final = pytest.StashKey[int]()
 _GUEST_JUNIT: Final = pytest.StashKey[bytes]()
+_NEEDS_NETEM: Final = pytest.StashKey[str]()
 _SAVED: Final = pytest.StashKey[dict[str, str | None]]()
 
 
@@ -52,6 +55,8 @@ def pytest_configure(config: pytest.Config) -> None:
             variable = f"CHAOS_{name.upper()}"
             saved[variable] = os.environ.get(variable)
             os.environ[variable] = str(value)
+    saved[ROOT] = os.environ.get(ROOT)
+    os.environ[ROOT] = str(config.rootpath)
     config.stash[_SAVED] = saved
 
 
@@ -88,25 +93,55 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             "tests that need netem cannot be spread by pytest-xdist where this kernel has none: "
             "run them without -n"
         )
-    if moved:
-        config.stash[_RERUN] = [item.nodeid for item in moved]
-        items[:] = [item for item in items if item not in moved]
+    config.stash[_RERUN] = [item.nodeid for item in moved]
+    items[:] = [item for item in items if item not in moved]
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtestloop(session: pytest.Session) -> Generator[None, object, object]:
     """Run the tests that stay here, then the others by the same command in the guest."""
-    moved = session.config.stash.get(_RERUN, None)
     result = yield
+    moved = session.config.stash.get(_RERUN, None)
     if moved:
         _run_in_guest(session, moved)
     return result
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> object:
+    """Move a test to the guest when its run says that it needs netem: nothing had started yet.
+
+    Where a module's scenarios are made inside its tests, they are known only then.
+    """
+    config = item.config
+    if not kernel_choice.may_move(item) or hasattr(config, "workerinput"):
+        return None
+    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
+    reports = runtestprotocol(item, log=False, nextitem=nextitem)
+    if config.stash.get(_NEEDS_NETEM, None) == item.nodeid:
+        config.stash.setdefault(_RERUN, []).append(item.nodeid)
+    else:
+        for report in reports:
+            item.ihook.pytest_runtest_logreport(report=report)
+    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
+    return True
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Note a test that was refused for want of netem."""
+    if call.excinfo is not None and call.excinfo.errisinstance(NeedsNetem):
+        item.config.stash[_NEEDS_NETEM] = item.nodeid
+    return (yield)
+
+
 def _run_in_guest(session: pytest.Session, moved: list[str]) -> None:
     config = session.config
     tests = "1 test needs" if len(moved) == 1 else f"{len(moved)} tests need"
-    _say(config, f"{tests} netem, which is to come from user-mode Linux: the same command, there")
+    where = "which this kernel has not: under user-mode Linux, by the same command"
+    _say(config, f"{tests} netem, {where}:")
     runner = importlib.import_module("chaoslab.runner")
     with tempfile.TemporaryDirectory(prefix="chaoslab-guest-") as directory, _uncaptured(config):
         runner.SESSION.guard(Path(directory))
@@ -136,8 +171,7 @@ def _uncaptured(config: pytest.Config) -> contextlib.AbstractContextManager[None
 def _say(config: pytest.Config, text: str) -> None:
     reporter = config.pluginmanager.get_plugin("terminalreporter")
     if reporter is not None:
-        reporter.ensure_newline()
-        reporter.write_line(f"chaoslab: {text}")
+        reporter.write_line(f"\nchaoslab: {text}")
     sys.stdout.flush()
 
 
@@ -184,11 +218,9 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
     stash = terminalreporter.config.stash
     if _GUEST_STATUS in stash:
         status, count = stash[_GUEST_STATUS], len(stash[_RERUN])
-        told = (
-            f"under user-mode Linux, counted above and not below: {count} tests, "
-            f"exit status {int(status)}"
-        )
-        terminalreporter.write_line(told)
+        tests = "1 test" if count == 1 else f"{count} tests"
+        told = f"{tests} ran under user-mode Linux, exit status {int(status)}"
+        terminalreporter.write_line(f"{told}: their results stand above, not in the line below")
 
 
 def _print_table(terminalreporter: Any) -> None:

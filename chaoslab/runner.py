@@ -9,15 +9,16 @@ import asyncio
 import contextlib
 import dataclasses
 import os
+import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
 from chaoslab import bounds, naming, versions
 from chaoslab.cluster.scratch import Scratch, scratch_directory, scratch_root, sweep
 from chaoslab.conduct import Execution, execute
-from chaoslab.errors import BoundExceeded, HarnessError, NotProven
+from chaoslab.errors import BoundExceeded, HarnessError, NeedsNetem, NotAvailable, NotProven
 from chaoslab.history import History
 from chaoslab.inject.placement import place
 from chaoslab.measure import Expectation, ExpectedInjection
@@ -35,18 +36,39 @@ def run(scenario: Scenario, *, options: Options | None = None) -> Report:
     """Run a scenario and judge it.
 
     options: how (None: from the CHAOS_* environment variables, which pytest's --chaos-*
-    options set). Returns the report of the last repeat. Raises: BoundExceeded when a bound is
-    broken; NotProven when something that a judgement needs is missing; InvalidScenario and
-    NotAvailable before anything starts; HarnessError when the harness fails.
+    options set). Every repeat runs, also after one that did not pass. Returns the report of the
+    last. Raises: BoundExceeded when a bound is broken; NotProven when something that a judgement
+    needs is missing; InvalidScenario and NotAvailable before anything starts; HarnessError when
+    the harness fails.
     """
+    __tracebackhide__ = True
     chosen = options or from_environment()
     script = check_files(scenario, Path.cwd())
+    _check_machine(scenario, chosen)
     sweep(chosen.reports)
+    reports = []
     for _ in range(chosen.repeat):
-        report = _run_once(scenario, chosen, script)
-        SESSION.reports.append(report)
-        _raise_verdict(report)
-    return report
+        reports.append(_run_once(scenario, chosen, script))
+        SESSION.reports.append(reports[-1])
+    _raise_verdict(reports)
+    return reports[-1]
+
+
+def _check_machine(scenario: Scenario, options: Options) -> None:
+    """Refuse now what would be refused at the end of a run. Raises: NotAvailable."""
+    if "netem" in scenario.needs and not SESSION.netem.available:
+        raise NeedsNetem(
+            f"this scenario needs netem: {SESSION.netem.reason} (or, for pytest, with "
+            "--chaos-kernel=auto and the test marked @pytest.mark.netem)"
+        )
+    try:
+        options.reports.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=options.reports):
+            pass
+    except OSError as problem:
+        raise NotAvailable(
+            f"--chaos-reports={options.reports}: no report can be written there: {problem}"
+        ) from problem
 
 
 def _run_once(scenario: Scenario, options: Options, script: Path) -> Report:
@@ -185,8 +207,14 @@ def _owner(script: Path) -> tuple[int, int] | None:
     return (status.st_uid, status.st_gid) if status.st_uid != 0 else None
 
 
-def _raise_verdict(report: Report) -> None:
-    if report.verdict is bounds.Verdict.FAILED:
-        raise BoundExceeded(report.explanation)
-    if report.verdict is bounds.Verdict.UNKNOWN:
-        raise NotProven(report.explanation)
+def _raise_verdict(reports: Sequence[Report]) -> None:
+    __tracebackhide__ = True
+    for verdict, error in (
+        (bounds.Verdict.FAILED, BoundExceeded),
+        (bounds.Verdict.UNKNOWN, NotProven),
+    ):
+        told = next((report for report in reports if report.verdict is verdict), None)
+        if told is not None:
+            bad = sum(report.verdict is not bounds.Verdict.PASSED for report in reports)
+            several = f"{bad} of {len(reports)} runs did not pass; the first:\n"
+            raise error((several if len(reports) > 1 else "") + told.explanation)

@@ -86,6 +86,15 @@ class Job:
             raise InvalidScenario(f"Job(nodes={self.nodes}): want nodes <= {MAX_NODES}")
         if not _is_seconds(self.limit_s) or self.limit_s == 0:
             raise InvalidScenario(f"Job(limit_s={self.limit_s!r}): want limit_s > 0, in seconds")
+        if not isinstance(self.restart, RestartPolicy):
+            raise InvalidScenario(
+                f"Job(restart={self.restart!r}): want NEVER or on_failure(limit=3)"
+            )
+        if not isinstance(self.script, str) or not isinstance(self.warm, bool):
+            given = f"script={self.script!r}, warm={self.warm!r}"
+            raise InvalidScenario(f"Job({given}): want a path as a string, and True or False")
+        if isinstance(self.seed, bool) or not isinstance(self.seed, int):
+            raise InvalidScenario(f"Job(seed={self.seed!r}): want a whole number")
         if not isinstance(self.args, tuple) or not all(isinstance(a, str) for a in self.args):
             raise InvalidScenario(f"Job(args={self.args!r}): want a tuple of strings")
         pairs = self.env if isinstance(self.env, tuple) else ((),)
@@ -118,8 +127,10 @@ class Scenario:
 
     def __post_init__(self) -> None:
         """Refuse whatever can be refused without a machine. Raises: InvalidScenario."""
-        object.__setattr__(self, "schedule", tuple(self.schedule))
-        object.__setattr__(self, "bounds", tuple(self.bounds))
+        if not isinstance(self.job, Job):
+            raise InvalidScenario(f"Scenario(job={self.job!r}): want a Job(...)")
+        object.__setattr__(self, "schedule", _entries(self.schedule, "schedule", Injection))
+        object.__setattr__(self, "bounds", _entries(self.bounds, "bounds", Bound))
         if not self.bounds:
             raise InvalidScenario("Scenario(bounds=[]): want at least one bound to judge by")
         for clash in contradictions(self.bounds):
@@ -141,6 +152,21 @@ class Scenario:
     def needs(self) -> frozenset[str]:
         """Names of the agent's capabilities that the schedule needs."""
         return frozenset(name for injection in self.schedule for name in injection.fault.needs)
+
+
+def _entries(given: Any, field: str, kind: type) -> tuple[Any, ...]:
+    """Give a field's entries as a tuple. Raises: InvalidScenario for one of another kind."""
+    if isinstance(given, kind) or not isinstance(given, Sequence):
+        raise InvalidScenario(f"Scenario({field}={given!r}): want a list of them: [...]")
+    for entry in given:
+        if not isinstance(entry, kind):
+            call = "; it is to be called: add ()" if callable(entry) else ""
+            raise InvalidScenario(
+                f"Scenario({field}=[{entry!r}]): want {kind.__name__} values, such as "
+                + ("bounds.recovers_within(12)" if kind is Bound else "Injection(...)")
+                + call
+            )
+    return tuple(given)
 
 
 def _check_holds(schedule: Sequence[Injection]) -> None:

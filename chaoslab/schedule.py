@@ -202,6 +202,14 @@ def while_recovering() -> WhileRecovering:
 # --- injections ------------------------------------------------------------------------------
 
 
+_TARGETS = (
+    "rank(n), ranks(k), one_rank(), node(n), store(), agent_of(n), between(a, b), everywhere()"
+)
+_TRIGGERS = (
+    "at_step(n), after(s), during_save(nth=n), on_event(kind), when_healed(i), while_recovering()"
+)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Injection:
     """One fault on one target at one trigger."""
@@ -214,8 +222,18 @@ class Injection:
         """Refuse what is not a fault, a target or a trigger. Raises: InvalidScenario."""
         for field, value, types, fix in (
             ("fault", self.fault, Fault, "chaoslab.faults, such as faults.Kill()"),
-            ("on", self.on, Target, "rank(n), node(n), store(), ranks(k) or between(a, b)"),
-            ("at", self.at, Trigger, "at_step(n), after(s), during_save(nth=n) or on_event(kind)"),
+            (
+                "on",
+                self.on,
+                Target,
+                _TARGETS,
+            ),
+            (
+                "at",
+                self.at,
+                Trigger,
+                _TRIGGERS,
+            ),
         ):
             if not isinstance(value, types):
                 raise InvalidScenario(f"Injection({field}={value!r}): want one of {fix}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import hashlib
 import json
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Final
 from chaoslab.cluster.guardian import Guardian
 from chaoslab.cluster.namespaces import Server
 from chaoslab.history import History
+from chaoslab.kernel import Availability, host_has_netem
 from chaoslab.scenario import Job
 
 _PRELOAD: Final = "chaoslab.resilience.preload:warm"
@@ -34,6 +36,11 @@ class Session:
             self._server = Server(_PRELOAD)
             atexit.register(self.close)
         return self._server
+
+    @functools.cached_property
+    def netem(self) -> Availability:
+        """Tell whether this kernel has netem; asked once."""
+        return host_has_netem()
 
     def guard(self, path: Path) -> None:
         """Have this path removed when this process ends, however it ends."""

@@ -180,7 +180,9 @@ class Injector:
         if missing:
             self._feed.note("not_healed", injection=self._nth, missing="; ".join(missing))
         else:
-            short = {"cut_short": True} if cut_short and fault.is_window else {}
+            short: dict[str, Any] = {"cut_short": True} if cut_short and fault.is_window else {}
+            if not fault.is_window:
+                short = {"why": "it had no window: taken down with the run"}
             self._feed.note("healed", injection=self._nth, t_s=_healed_s(results), **short)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 from chaoslab.history import Event, History
@@ -197,7 +197,7 @@ def build(history: History, expectation: Expectation) -> Timeline:
     )
 
 
-def _moments(events: Iterable[Event], injection: ExpectedInjection) -> Moments:
+def _moments(events: Sequence[Event], injection: ExpectedInjection) -> Moments:
     own = [e for e in events if e.get("injection") == injection.index]
     injected = _first(own, "injected")
     effective = _first(own, "effective")
@@ -208,7 +208,10 @@ def _moments(events: Iterable[Event], injection: ExpectedInjection) -> Moments:
         proven_s = max(injected.t_s, effective.t_s)
     missing = ""
     if injected is None:
-        missing = f"injected: the trigger {injection.at or 'of this fault'} was never reached"
+        steps = [e["step"] for e in events if e.kind == "step" and isinstance(e.get("step"), int)]
+        far = f"the highest step was {max(steps)}" if steps else "no rank told of a step"
+        trigger = injection.at or "of this fault"
+        missing = f"injected: the trigger {trigger} was never reached ({far})"
     elif effective is None:
         missing = "effective: " + _said(own, "not_effective", "nothing shows that the fault bit")
     elif injection.is_window and healed is None:

@@ -49,6 +49,7 @@ def report_data(report: Report, history: History, written_at: str) -> dict[str, 
         "twin": {"source": report.twin_source},
         "durations": {"wall_s": round(report.wall_s, 3), "run_s": round(run_s(history), 3)},
         "written_at": written_at,
+        "endings": list(report.endings),
         "notes": list(report.notes),
     }
 

@@ -18,6 +18,7 @@ def summary(data: Data) -> str:
         f"# {escaped(data['verdict'])}: {escaped(data['name'])}",
         _head(data),
         _list("In doubt", data["doubts"]),
+        _list("How the ranks ended", data["endings"]),
         _judgements(data),
         *(_fault(fault, data) for fault in data["injections"]),
         _figures("The whole run", data, None),
@@ -83,8 +84,17 @@ def _fault(fault: Data, data: Data) -> str:
 
 
 def _fields(fields: Data) -> str:
-    text = ", ".join(f"{name}={value}" for name, value in fields.items())
+    text = ", ".join(f"{name}={value}" for name, value in _flat(fields))
     return text if len(text) <= 600 else text[:597] + "..."  # noqa: PLR2004 - history has it all
+
+
+def _flat(fields: Data, prefix: str = "") -> Iterable[tuple[str, Any]]:
+    """Give nested fields as `a.b=c`, less times of the kernel's clock, which nobody compares."""
+    for name, value in fields.items():
+        if isinstance(value, Mapping):
+            yield from _flat(value, f"{prefix}{name}.")
+        elif not name.endswith("t_s"):
+            yield f"{prefix}{name}", value
 
 
 def _figures(title: str, data: Data, injection: int | None) -> str:
@@ -96,7 +106,7 @@ def _figure_table(data: Data, injection: int | None) -> str:
     for figure in data["measurements"]:
         if figure["injection"] != injection:
             continue
-        lack = f"missing: {figure['missing']}" if figure["missing"] else ""
+        lack = f"no figure; it takes {figure['missing']}" if figure["missing"] else ""
         rows.append((code(figure["name"]), figure_text(figure), escaped(figure["how"] or lack)))
     return _table(("measured", "value", "taken from"), rows)
 

@@ -60,6 +60,8 @@ def explain(report: Report) -> str:
     ):
         told = "a bound is broken, but the fault is not proven to have bitten: no evidence"
         lines += _wrapped(f"  {'note':<9}", told)
+    for end in report.endings:
+        lines += _wrapped(f"  {'ended':<9}", plain(end))
     passed = sum(one.verdict is Verdict.PASSED for one in report.findings.judgements)
     lines.append(f"  {'PASSED':<9}{passed} of {len(report.findings.judgements)} bounds")
     lines.append(f"  {'report':<9}{plain(report.directory)}/summary.md")

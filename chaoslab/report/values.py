@@ -19,7 +19,8 @@ class Report:
     verdict, judgements, measurements, doubts. seed: drew the random targets. versions: what
     the run was made with. replay: the command that runs it again (empty: not known).
     twin_source: where the twin's result came from. wall_s: how long it all took, the twin
-    included. notes: what went wrong in writing the report.
+    included. endings: how the ranks ended (empty: all finished). notes: what went wrong in
+    writing the report.
     """
 
     run_id: str
@@ -32,6 +33,7 @@ class Report:
     replay: str = ""
     twin_source: str = "none"
     wall_s: float = 0.0
+    endings: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property

@@ -16,6 +16,7 @@ from chaoslab.bounds import Findings
 from chaoslab.errors import HarnessError
 from chaoslab.history import History
 from chaoslab.report.data import report_data
+from chaoslab.report.endings import endings
 from chaoslab.report.summary import summary
 from chaoslab.report.values import Report
 from chaoslab.scenario import Scenario
@@ -66,7 +67,8 @@ def write_report(
             raise HarnessError(f"report {final}: already there; want a run id of its own")
         (partial / "logs").mkdir(parents=True)
         notes = _copy_logs(logs, partial / "logs") if logs is not None else []
-        report = dataclasses.replace(report, notes=tuple(notes))
+        ends = endings(history, findings.expectation, partial / "logs")
+        report = dataclasses.replace(report, notes=tuple(notes), endings=ends)
         _fill(partial, report, history, twin)
         partial.rename(final)
     except OSError as problem:

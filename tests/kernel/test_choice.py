@@ -40,6 +40,25 @@ def test_moved_and_broken():
 def test_stays():
     assert not under_uml()
 """
+INSIDE = """
+import os
+import pytest
+from chaoslab import Injection, InvalidScenario, Job, NotProven, Scenario
+from chaoslab import at_step, bounds, faults, node, run
+
+@pytest.mark.parametrize("fault", [faults.Delay(delay_s=0.1), faults.Stop(duration_s=0.1)])
+def test_made_inside(fault):
+    netem = isinstance(fault, faults.Delay)
+    try:
+        run(Scenario(
+            job=Job(script="tests/trainers/counter.py", nodes=1, steps=3, warm=False),
+            schedule=[Injection(fault=fault, on=node(0), at=at_step(2))],
+            bounds=[bounds.finishes()],
+        ))
+    except NotProven:
+        pass
+    assert (os.environ.get("CHAOSLAB_IN_UML") == "1") == netem
+"""
 SCENARIO = """
 from chaoslab import Injection, Job, Scenario, at_step, bounds, faults, node, run
 
@@ -76,7 +95,7 @@ def test_tests_on_both_kernels_make_one_result(tmp_path) -> None:
     )
     assert done.returncode == 1, done.stdout
     assert "1 failed, 1 passed" in done.stdout
-    assert "2 tests, exit status 1" in done.stdout
+    assert "2 tests ran under user-mode Linux, exit status 1" in done.stdout
     results = {
         case.get("name"): case.find("failure") is not None
         for case in ET.parse(junit).iter("testcase")
@@ -84,6 +103,25 @@ def test_tests_on_both_kernels_make_one_result(tmp_path) -> None:
     assert results == {"test_moved": False, "test_moved_and_broken": True, "test_stays": False}
     suites = ET.parse(junit).getroot().findall("testsuite")
     assert sum(int(suite.get("tests", "0")) for suite in suites) == 3
+
+
+@pytest.mark.skipif(kernel.host_has_netem().available, reason="this kernel has netem: none moves")
+def test_a_scenario_made_inside_its_test_moves_only_when_it_needs_netem(tmp_path) -> None:
+    """What a test needs is known when it runs: the one with netem is run again in the guest."""
+    file = tmp_path / "test_inside.py"
+    file.write_text(INSIDE)
+    done = subprocess.run(
+        pytest_command(file, f"--chaos-reports={tmp_path / 'reports'}", "--chaos-kernel=auto"),
+        cwd=ROOT,
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=LIMIT_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert "1 test ran under user-mode Linux, exit status 0" in done.stdout
+    assert done.stdout.count("1 passed") == 2, done.stdout
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"])
@@ -154,7 +192,7 @@ CALL = "def test_it():\n    {prefix}run(S)\n"
         ("import chaoslab\n" + (LOSS + CALL).format(prefix="chaoslab."), True, True),
         ("import chaoslab\n" + (DROP + CALL).format(prefix="chaoslab."), True, False),
         ("import chaoslab as c\n" + (LOSS + CALL).format(prefix="c."), True, True),
-        ("import chaoslab\n" + CALL.format(prefix="chaoslab."), True, True),
+        ("import chaoslab\n" + CALL.format(prefix="chaoslab."), True, False),
         ("import chaoslab\n\ndef test_it():\n    chaoslab.Job\n", False, False),
         ("def test_it():\n    pass\n", False, False),
     ],

@@ -1,6 +1,7 @@
 """UNKNOWN is never a pass: real runs in which something that a judgement needs is missing."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -149,3 +150,47 @@ def test_a_twin_that_does_not_finish_is_the_harness_own_error(options) -> None:
     with pytest.raises(HarnessError, match=r"twin did not finish: ranks \[0\]") as caught:
         run(scenario(STOP, args=args, promises=promises), options=options)
     assert "twin" in caught.value.__notes__[0]
+
+
+def test_three_jobs_that_never_reach_a_trigger_are_told_apart(options) -> None:
+    """A crash, a hang and a job without events: each message names its own cause."""
+    cases = {
+        "crash": (("--crash",), r"exited with status 1 .*rank-0.*RuntimeError: planted crash"),
+        "hang": (("--hang",), r"still there when the run was given up after 4(\.0)? s"),
+        "mute": (
+            ("--silent-after", "0"),
+            r"after step 0 of 60, and yet it exited with status 0",
+        ),
+    }
+    job = dataclasses.replace(JOB, limit_s=4)
+    for name, (args, _) in cases.items():
+        with pytest.raises(NotProven, match=r"\(no rank told of a step\)") as caught:
+            run(scenario(STOP, args=args, job=job), options=options)
+        text = " ".join(str(caught.value).split())
+        matching = [other for other, (_, told) in cases.items() if re.search(told, text)]
+        assert matching == [name], text
+
+
+def test_every_repeat_runs_and_the_count_is_told(options) -> None:
+    """A scenario that fails once in a while is known by how often it fails."""
+    thrice = dataclasses.replace(options, repeat=3)
+    with pytest.raises(NotProven, match="3 of 3 runs did not pass"):
+        run(scenario(STOP, args=("--silent-after", "30")), options=thrice)
+    assert len(list(options.reports.iterdir())) == 3
+
+
+def test_reports_that_cannot_be_written_are_refused_before_anything_starts(tmp_path) -> None:
+    """A file where the directory should be: said at once, and by the option's name."""
+    (tmp_path / "file").touch()
+    nowhere = Options(reports=tmp_path / "file", kernel="host")
+    with pytest.raises(NotAvailable, match=r"--chaos-reports=.*no report can be written"):
+        run(scenario(STOP), options=nowhere)
+
+
+def test_a_fault_without_a_window_is_not_said_to_be_healed_during_the_run(options) -> None:
+    """Its taking down at the end of the run is told as that."""
+    drop = Injection(fault=faults.SilentDrop(), on=node(1), at=at_step(20))
+    report = run(scenario(drop, promises=[bounds.finishes()]), options=options)
+    history = History.load(report.directory / "history.jsonl")
+    (healed,) = history.of("healed")
+    assert healed["why"] == "it had no window: taken down with the run"

@@ -163,7 +163,7 @@ def test_the_summary_shows_verdict_bounds_evidence_and_replay(tmp_path: Path) ->
         "# FAILED: a_rank_killed",
         "| FAILED | `keeps_acknowledged()` | 0 | 2 steps of an acknowledged save lost",
         "## Fault 0: `Kill()` on `rank(2)`",
-        "| 1.860 s | effective | `effect=seen, evidence={'n': 1}` |",
+        "| 1.860 s | effective | `effect=seen, evidence.n=1` |",
         "| `recovery_s` | 1.75 s | from the effect to step 9 of rank 2",
         "pytest scenarios/test_it.py",
         "| torch | `2.13.0` |",

@@ -14,7 +14,7 @@ from pathlib import Path
 from chaoslab import probe
 
 
-def main() -> int:
+def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--seed", type=int)
@@ -27,7 +27,17 @@ def main() -> int:
     parser.add_argument("--kill-pid", type=int, default=None)
     parser.add_argument("--touch", type=Path, default=None, help="made after 5 steps")
     parser.add_argument("--wreck-at", type=int, default=None)
-    chosen = parser.parse_args()
+    parser.add_argument("--crash", action="store_true")
+    parser.add_argument("--hang", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> int:  # noqa: C901  one flat story
+    chosen = parse()
+    if chosen.crash:
+        raise RuntimeError("planted crash")
+    if chosen.hang:
+        time.sleep(600)
     if os.environ["RANK"] == str(chosen.child_of) and os.fork() == 0:
         os.setsid()
         time.sleep(60)
