@@ -1,8 +1,20 @@
 """What all tests share: their order, and the nightly mark."""
 
+import os
 import sys
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# No deadline and no check of speed: a machine that is busy is not a defect of the code.
+settings.register_profile(
+    "chaoslab",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    derandomize=bool(os.environ.get("CI")),
+    print_blob=True,
+)
+settings.load_profile("chaoslab")
 
 
 @pytest.fixture(autouse=True)
