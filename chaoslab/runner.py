@@ -153,7 +153,7 @@ def _twin(scenario: Scenario, options: Options, script: Path) -> tuple[str, Hist
         source, twin = SESSION.twins[key]
         return f"cached from {source}", twin
     run_id = naming.new_run_id("twin")
-    fault_free = dataclasses.replace(scenario, schedule=())
+    fault_free = dataclasses.replace(scenario, schedule=(), bounds=(bounds.finishes(),))
     with _scratch(run_id, options, script) as scratch:
         twin = _executed(fault_free, options, script, scratch)
         _check_finished(twin, scenario.job)

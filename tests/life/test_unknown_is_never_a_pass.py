@@ -145,7 +145,7 @@ def test_a_restart_that_the_harness_cannot_make_is_its_own_error(options) -> Non
 
 def test_a_twin_that_does_not_finish_is_the_harness_own_error(options) -> None:
     """Without a twin there is nothing to compare with: said, with the twin's record kept."""
-    promises = [bounds.recovers_within(20), bounds.same_result_as_twin()]
+    promises = [bounds.recovers_within(20, injection=0), bounds.same_result_as_twin()]
     args = ("--wreck-at", "30")
     with pytest.raises(HarnessError, match=r"twin did not finish: ranks \[0\]") as caught:
         run(scenario(STOP, args=args, promises=promises), options=options)
