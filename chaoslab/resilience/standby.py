@@ -9,7 +9,7 @@ circuit-open status, has had the last word: the standby leaves with the same sta
 
 Each retry but the first backs off. Restarts are bounded, and refill once a rank has lived for
 `healthy_s`. The rank's environment says its incarnation (CHAOSLAB_INCARNATION). A rank cannot
-outlive its standby, nor its own children the rank.
+outlive its standby; its own children (data loaders, say) go when it does, or is taken over.
 """
 
 from __future__ import annotations

@@ -31,7 +31,8 @@ WAITS = (
     TELLS
     + """
 if "child" in sys.argv and os.fork() == 0:
-    (place / "child").write_text(str(os.getpid()))
+    (place / f"child-{{incarnation}}.draft").write_text(str(os.getpid()))
+    (place / f"child-{{incarnation}}.draft").rename(place / f"child-{{incarnation}}")
 while not (place / f"end-{{incarnation}}").exists():
     time.sleep(0.01)
 sys.exit(int((place / f"end-{{incarnation}}").read_text()))
@@ -73,6 +74,12 @@ class Running:
             assert time.monotonic() < deadline_s, f"waited {LIMIT_S} s for {what}"
             time.sleep(0.002)
 
+    def child_of(self, rank: dict) -> int:
+        """Wait until a rank has forked its child; give the child's pid."""
+        path = self.place / f"child-{rank['incarnation']}"
+        self.until(path.exists, "the rank's child")
+        return int(path.read_text())
+
     def end(self, incarnation: int, status: int) -> None:
         """Tell a rank to end."""
         (self.place / f"end-{incarnation}.draft").write_text(str(status))
@@ -96,8 +103,12 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
     yield begin
     for running in all_started:
-        running.process.kill()
-        running.process.communicate()
+        running.process.terminate()  # the rank's own children may hold its pipe: end them, too
+        try:
+            running.process.communicate(timeout=10)
+        except subprocess.TimeoutExpired:
+            running.process.kill()
+            running.process.wait()
 
 
 def gone(pid: int) -> bool:
@@ -189,15 +200,18 @@ def test_a_ranks_children_go_with_it(start: Start) -> None:
     """What the dead rank had forked is gone before the next one begins."""
     running = start(arguments=("child",))
     rank = running.rank(0)
-    running.until(lambda: (running.place / "child").exists(), "the rank's child")
-    child = int((running.place / "child").read_text())
+    child = running.child_of(rank)
     assert not gone(child)
     os.kill(rank["pid"], signal.SIGKILL)
-    running.rank(1)
+    second = running.rank(1)
     until_gone(child)
+    other = running.child_of(second)
+    running.end(1, 0)
+    assert running.ended()[0] == 0
+    until_gone(other)
 
 
-def test_an_import_that_fails_is_left_to_the_script(start: Start, tmp_path: Path) -> None:
+def test_an_import_that_fails_is_left_to_the_script(start: Start) -> None:
     """It is said, and the script may guard it; a script without it is the twin above."""
     script = "try:\n    import absent_module\nexcept ImportError:\n    pass\n" + TELLS
     running = start(script=script)
