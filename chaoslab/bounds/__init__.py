@@ -14,6 +14,7 @@ from chaoslab.bounds.kinds import (
     recovers_within,
     retries_at_most,
     same_result_as_twin,
+    spreads_retries,
     stalls_at_most,
 )
 from chaoslab.bounds.values import Bound, Judgement, Record, Verdict
@@ -38,6 +39,7 @@ __all__ = [
     "recovers_within",
     "retries_at_most",
     "same_result_as_twin",
+    "spreads_retries",
     "stalls_at_most",
     "verdict",
 ]

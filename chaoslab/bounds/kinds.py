@@ -77,6 +77,22 @@ def retries_at_most(attempts: int, *, injection: int | None = None) -> Bound:
     )
 
 
+def spreads_retries(peak_per_100_ms: int, *, injection: int | None = None) -> Bound:
+    """Promise that in any 100 ms all ranks together try to connect at most so often (retry_peak).
+
+    Counted from the fault's effect until every rank is back. At least 1: whoever comes back
+    has to connect once.
+    """
+    _check_count("spreads_retries", "attempts", peak_per_100_ms, least=1)
+    return Bound(
+        name="spreads_retries",
+        limit=peak_per_100_ms,
+        unit="count",
+        injection=injection,
+        check=_spreads,
+    )
+
+
 def stalls_at_most(limit_s: float) -> Bound:
     """Promise that no expected rank is longer than this without a completed step (stall_s)."""
     _check_seconds("stalls_at_most", limit_s)
@@ -108,6 +124,7 @@ _MAKERS: Final[Mapping[str, Callable[..., Bound]]] = {
         keeps_acknowledged,
         same_result_as_twin,
         retries_at_most,
+        spreads_retries,
         stalls_at_most,
         never_restarts,
         finishes,
@@ -138,9 +155,9 @@ def _check_seconds(name: str, value: Any) -> None:
         raise InvalidScenario(f"{name}({value!r}): want 0 < limit_s, in seconds")
 
 
-def _check_count(name: str, what: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise InvalidScenario(f"{name}({value!r}): want a whole number of {what}, 0 or more")
+def _check_count(name: str, what: str, value: Any, least: int = 0) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidScenario(f"{name}({value!r}): want a whole number of {what}, {least} or more")
 
 
 def _noticed(bound: Bound, record: Record) -> tuple[Judgement, ...]:
@@ -176,6 +193,10 @@ def _loses(bound: Bound, record: Record) -> tuple[Judgement, ...]:
 
 def _retries(bound: Bound, record: Record) -> tuple[Judgement, ...]:
     return _each(bound, record, "retries", "attempts of one rank")
+
+
+def _spreads(bound: Bound, record: Record) -> tuple[Judgement, ...]:
+    return _each(bound, record, "retry_peak", "most attempts of all ranks in 100 ms")
 
 
 def _stalls(bound: Bound, record: Record) -> tuple[Judgement, ...]:

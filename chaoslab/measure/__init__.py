@@ -1,13 +1,16 @@
 """Measurements: figures taken from a history by pure functions.
 
 `measure(history, expectation)` takes them all. Each says which events it was taken from, or
-what is missing. How each is counted is told by the docstrings of `phases` and `progress`.
+what is missing. How each is counted is told by the docstrings of `phases`,
+`progress` and `storm`.
 """
 
 from chaoslab.measure.progress import Resumption
+from chaoslab.measure.storm import WINDOW_S, Bin
 from chaoslab.measure.taking import (
     INJECTION_NAMES,
     RUN_NAMES,
+    attempts_seen,
     doubts_of_faults,
     endings,
     find,
@@ -34,6 +37,8 @@ __all__ = [
     "INJECTION_NAMES",
     "NEVER",
     "RUN_NAMES",
+    "WINDOW_S",
+    "Bin",
     "Ending",
     "Expectation",
     "ExpectedInjection",
@@ -41,6 +46,7 @@ __all__ = [
     "Resumption",
     "TwinComparison",
     "Unit",
+    "attempts_seen",
     "compare_with_twin",
     "doubts_of_faults",
     "endings",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from chaoslab.history import History
-from chaoslab.measure import phases, progress
+from chaoslab.measure import phases, progress, storm
 from chaoslab.measure.episode import Episode, episode
 from chaoslab.measure.progress import Resumption
 from chaoslab.measure.timeline import Ending, Moments, Timeline, build
@@ -27,6 +27,7 @@ INJECTION_NAMES: Final[tuple[tuple[str, Unit], ...]] = (
     ("lost_steps", "steps"),
     ("acknowledged_lost_steps", "steps"),
     ("retries", "count"),
+    ("retry_peak", "count"),
 )
 """What is measured of each fault, in the order of a recovery."""
 
@@ -52,6 +53,7 @@ _OF_A_FAULT: Final[tuple[_Taking, ...]] = (
     (("lost_steps",), lambda one: [progress.lost_steps(one)]),
     (("acknowledged_lost_steps",), lambda one: [progress.acknowledged_lost_steps(one)]),
     (("retries",), lambda one: [progress.retries(one)]),
+    (("retry_peak",), lambda one: [storm.retry_peak(one)]),
 )
 
 
@@ -118,6 +120,21 @@ def restores(
     timeline = build(history, expectation)
     one = episode(timeline, timeline.moments[injection])
     return tuple(r for r in progress.resumptions(one) if r.loaded) if one is not None else ()
+
+
+def attempts_seen(
+    history: History, expectation: Expectation, injection: int
+) -> tuple[storm.Bin, ...]:
+    """Give the attempts to connect that are on record after one fault, a bin of 100 ms each.
+
+    Never raises on a history: where a figure cannot be taken, `retry_peak` says why.
+    """
+    try:
+        timeline = build(history, expectation)
+        one = episode(timeline, timeline.moments[injection])
+        return storm.series(one) if one is not None else ()
+    except Exception:  # noqa: BLE001 - see measure
+        return ()
 
 
 def _name(moments: Moments) -> str:

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from chaoslab.bounds import Bound
 from chaoslab.history import Event, History
+from chaoslab.measure import Expectation, attempts_seen
 from chaoslab.report.values import Report
 from chaoslab.scenario import Scenario
 from chaoslab.schedule import describe
@@ -40,7 +41,10 @@ def report_data(report: Report, history: History, written_at: str) -> dict[str, 
         "doubts": list(findings.doubts),
         "judgements": [_fields(judgement) for judgement in findings.judgements],
         "measurements": [_measurement(_fields(figure)) for figure in findings.measurements],
-        "injections": [_injection(one, history) for one in findings.expectation.injections],
+        "injections": [
+            _injection(one, history, findings.expectation)
+            for one in findings.expectation.injections
+        ],
         "scenario": {"code": scenario_code(report.scenario), "data": as_data(report.scenario)},
         "expectation": findings.expectation.to_data(),
         "seed": report.seed,
@@ -86,8 +90,9 @@ def _measurement(data: dict[str, Any]) -> dict[str, Any]:
     return data | {"by_rank": by_rank}
 
 
-def _injection(injection: Any, history: History) -> dict[str, Any]:
+def _injection(injection: Any, history: History, expectation: Expectation) -> dict[str, Any]:
     begin_s = start_s(history)
+    bins = attempts_seen(history, expectation, injection.index)
     events = [e for e in history if e.get("injection") == injection.index and e.kind in _STAGES]
     return {
         "index": injection.index,
@@ -96,6 +101,7 @@ def _injection(injection: Any, history: History) -> dict[str, Any]:
         "at": injection.at,
         "ranks": list(injection.ranks),
         "events": [_event(event, begin_s) for event in events],
+        "attempts_per_100_ms": [_fields(one) for one in bins],
     }
 
 

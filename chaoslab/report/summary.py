@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
-from chaoslab.measure import number
-from chaoslab.report.text import block, code, escaped
-
-Data = Mapping[str, Any]
+from chaoslab.report.figures import Data, figure_text
+from chaoslab.report.storm import storm_section
+from chaoslab.report.text import block, code, escaped, markdown_table
 
 
 def summary(data: Data) -> str:
@@ -30,13 +27,6 @@ def summary(data: Data) -> str:
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
-def figure_text(figure: Data) -> str:
-    """Give a measurement's value with its unit, `-` where there is none."""
-    if figure["value"] is None:
-        return "-"
-    return "never" if figure["value"] == "never" else number(figure["value"], figure["unit"])
-
-
 def _head(data: Data) -> str:
     durations = data["durations"]
     lines = [
@@ -53,22 +43,12 @@ def _list(title: str, items: Iterable[str]) -> str:
     return f"## {title}\n\n" + "\n".join(lines) if lines else ""
 
 
-def _table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
-    lines = [head, tuple("---" for _ in head), *rows]
-    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
-
-
-def _cell(text: str) -> str:
-    """Escape the pipes that are not: in a table also those within a code span. Source: GFM."""
-    return re.sub(r"(?<!\\)\|", r"\\|", text)
-
-
 def _judgements(data: Data) -> str:
     rows = []
     for one in data["judgements"]:
         place = "" if one["injection"] is None else str(one["injection"])
         rows.append((one["verdict"], code(one["bound"]), place, escaped(one["message"])))
-    return "## Bounds\n\n" + _table(("verdict", "bound", "fault", "what was found"), rows)
+    return "## Bounds\n\n" + markdown_table(("verdict", "bound", "fault", "what was found"), rows)
 
 
 def _fault(fault: Data, data: Data) -> str:
@@ -79,8 +59,9 @@ def _fault(fault: Data, data: Data) -> str:
         (f"{event['at_s']:.3f} s", escaped(event["kind"]), code(_fields(event["fields"])))
         for event in fault["events"]
     ]
-    told = _table(("at", "event", "evidence"), rows) if rows else "It was never injected."
-    return f"{title}\n\n{told}\n\n" + _figure_table(data, fault["index"])
+    told = markdown_table(("at", "event", "evidence"), rows) if rows else "It was never injected."
+    parts = [title, told, _figure_table(data, fault["index"]), storm_section(fault, data)]
+    return "\n\n".join(part for part in parts if part)
 
 
 def _fields(fields: Data) -> str:
@@ -108,7 +89,7 @@ def _figure_table(data: Data, injection: int | None) -> str:
             continue
         lack = f"no figure; it takes {figure['missing']}" if figure["missing"] else ""
         rows.append((code(figure["name"]), figure_text(figure), escaped(figure["how"] or lack)))
-    return _table(("measured", "value", "taken from"), rows)
+    return markdown_table(("measured", "value", "taken from"), rows)
 
 
 def _replay(data: Data) -> str:
@@ -117,4 +98,4 @@ def _replay(data: Data) -> str:
 
 def _versions(data: Data) -> str:
     rows = [(escaped(name), code(version)) for name, version in data["versions"].items()]
-    return "## Made with\n\n" + _table(("part", "version"), rows)
+    return "## Made with\n\n" + markdown_table(("part", "version"), rows)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _SYNTAX = re.compile(
     r"[\\`*\[\]<>#|~&@$]"  # spans, links, tags, tables, entities, mentions, formulas
@@ -48,6 +49,17 @@ def block(text: str, language: str = "") -> str:
     shown = "\n".join(plain(line) for line in text.split("\n"))
     fence = "`" * max(3, _longest_run(shown) + 1)
     return f"{fence}{language}\n{shown}\n{fence}"
+
+
+def markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """Give a table of cells that are Markdown already."""
+    lines = [head, tuple("---" for _ in head), *rows]
+    return "\n".join("| " + " | ".join(map(_cell, line)) + " |" for line in lines)
+
+
+def _cell(text: str) -> str:
+    """Escape the pipes that are not: in a table also those within a code span. Source: GFM."""
+    return re.sub(r"(?<!\\)\|", r"\\|", text)
 
 
 def _longest_run(text: str) -> int:

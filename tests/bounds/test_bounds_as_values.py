@@ -38,12 +38,21 @@ def test_a_limit_that_is_no_count_is_refused(make: Callable[..., Bound], limit: 
         make(limit)
 
 
+@pytest.mark.parametrize("limit", [0, -1, 0.5, "3", True, None, math.inf])
+def test_a_peak_that_forbids_to_connect_at_all_is_refused(limit: object) -> None:
+    """Whoever comes back connects once: the least peak is 1."""
+    with pytest.raises(InvalidScenario, match="want a whole number of attempts, 1 or more"):
+        bounds.spreads_retries(limit)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("bound", "code"),
     [
         (bounds.recovers_within(12), "recovers_within(12)"),
         (bounds.recovers_within(0.25, injection=1), "recovers_within(0.25, injection=1)"),
         (bounds.loses_at_most(0), "loses_at_most(0)"),
+        (bounds.spreads_retries(8), "spreads_retries(8)"),
+        (bounds.spreads_retries(peak_per_100_ms=8, injection=1), "spreads_retries(8, injection=1)"),
         (bounds.finishes(), "finishes()"),
         (bounds.stalls_at_most(1234567.5), "stalls_at_most(1234567.5)"),
     ],
@@ -79,6 +88,10 @@ def test_bounds_that_agree_are_no_contradiction() -> None:
         (
             [bounds.recovers_within(5), bounds.recovers_within(9)],
             "recovers_within(5) and recovers_within(9): want one limit",
+        ),
+        (
+            [bounds.spreads_retries(4), bounds.spreads_retries(8)],
+            "spreads_retries(4) and spreads_retries(8): want one limit",
         ),
         (
             [bounds.circuit_opens_within(5), bounds.recovers_within(5)],

@@ -13,6 +13,7 @@ from tests.measure import stories as told
 
 TWIN = told.history(told.twin_story())
 KILL, LOSS, CIRCUIT = told.kill_expected(), told.loss_expected(), told.circuit_expected()
+STORM = told.storm_expected()
 
 
 def judged(bound: Bound, story: told.Story, expected: Expectation) -> Judgement:
@@ -95,6 +96,13 @@ CASES = [
         [*told.kill_story(), *(told.event(2.1 + n / 9, "backoff", 0) for n in range(7))],
         KILL,
         "attempts of one rank: 8, over 1: by rank 0",
+    ),
+    (
+        bounds.spreads_retries(4),
+        told.storm_story(),
+        told.storm_story(told.ALIKE_S),
+        STORM,
+        "in 100 ms: 16, over 4: in the 100 ms from 0.350 s after the effect: 16 at the store by",
     ),
     (
         bounds.stalls_at_most(2),
@@ -210,6 +218,24 @@ def test_every_bound_has_a_planted_fault() -> None:
             [*told.kill_story(), told.event(2, "events_lost", 1, count=9)],
             KILL,
             "events_lost: the record of rank 1",
+        ),
+        (
+            bounds.spreads_retries(99),
+            told.without(told.storm_story(), "attempt"),
+            STORM,
+            "attempt of ranks 0-15: a failure was noticed, and no try to connect is on record",
+        ),
+        (
+            bounds.spreads_retries(1),
+            told.without(told.storm_story(told.ALIKE_S), "attempt", 7),
+            STORM,
+            "attempt of rank 7",
+        ),
+        (
+            bounds.spreads_retries(1),
+            told.without(told.storm_story(told.ALIKE_S), "effective"),
+            STORM,
+            "nothing shows that the fault bit",
         ),
         (
             bounds.stalls_at_most(99),

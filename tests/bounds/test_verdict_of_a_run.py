@@ -23,6 +23,7 @@ ALL = [
     bounds.keeps_acknowledged(),
     bounds.same_result_as_twin(),
     bounds.retries_at_most(3),
+    bounds.spreads_retries(3),
     bounds.stalls_at_most(3),
     bounds.finishes(),
     bounds.leaves_nothing_behind(),
@@ -147,6 +148,8 @@ STORIES = [
     (told.circuit_story(), told.circuit_expected()),
     (told.hang_story(), KILL),
     (told.node_loss_story(), told.node_loss_expected()),
+    (told.storm_story(), told.storm_expected()),
+    (told.storm_story(told.ALIKE_S), told.storm_expected()),
 ]
 
 
@@ -155,8 +158,8 @@ def interleaved(story: told.Story, order: list[int]) -> told.Story:
     sources: dict[int | None, list[Event]] = {}
     for event in told.history(story):
         sources.setdefault(event.rank, []).append(event)
-    places: list[int | None] = [None, 0, 1, 2]
-    return [event for place in order for event in sources.get(places[place], [])]
+    places = sorted(sources, key=lambda rank: order[-1 if rank is None else rank % 3])
+    return [event for place in places for event in sources[place]]
 
 
 @given(case=st.sampled_from(STORIES), order=st.permutations(range(4)))

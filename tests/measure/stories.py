@@ -42,10 +42,10 @@ def step_end_s(step: int, rank: int, base_s: float = 1.0) -> float:
     return base_s + 0.1 * step + 0.001 * rank
 
 
-def opening() -> Story:
+def opening(ranks: Iterable[int] = range(RANKS)) -> Story:
     story = [event(0.0, "run_started", run="r1", seed=7), event(0.1, "nodes_ready")]
     story.append(event(0.15, "process_started", pid=99, store=True))
-    for rank in range(RANKS):
+    for rank in ranks:
         story += [
             event(0.2, "process_started", rank, pid=100 + rank, incarnation=0),
             event(0.3, "rank_started", rank, incarnation=0),
@@ -108,9 +108,11 @@ def kill_story() -> Story:
             event(seen_s, "failure_seen", rank, error="RuntimeError", message="closed by peer"),
             event(seen_s + 0.1, "torn_down", rank),
             event(seen_s + 0.11, "backoff", rank, attempt=1, wait_s=0.2),
+            event(seen_s + 0.31, "attempt", rank, what="store", ok=True),
         ]
     story.append(event(2.4, "process_started", 2, pid=202, incarnation=1))
     story.append(event(2.5, "rank_started", 2, incarnation=1))
+    story.append(event(2.6, "attempt", 2, what="store", ok=True, incarnation=1))
     for rank in range(RANKS):
         story.append(event(3.0 + 0.025 * rank, "group_ready", rank, generation=2, world_size=3))
         story.append(event(3.1 + 0.05 * rank, "restored", rank, step=5, verified=True))
@@ -153,7 +155,9 @@ def circuit_story(status: int = 75) -> Story:
             event(2.85 + 0.01 * rank, "failure_seen", rank, error="RuntimeError"),
             event(2.95 + 0.01 * rank, "torn_down", rank),
             event(3.0, "backoff", rank, attempt=1, wait_s=0.5),
+            event(3.2 + 0.15 * rank, "attempt", rank, what="store", ok=False),
             event(3.5, "backoff", rank, attempt=2, wait_s=1.0),
+            event(3.8 + 0.25 * rank, "attempt", rank, what="store", ok=False),
             event(4.5, "circuit_opened", rank, reason="two attempts failed"),
             event(4.6 + 0.1 * rank, "process_exited", rank, status=status, incarnation=0),
         ]
@@ -165,6 +169,38 @@ def circuit_expected() -> Expectation:
         0, SilentDrop(), ranks=(2,), code="SilentDrop()", at="AtStep(step=8)"
     )
     return Expectation(world_size=RANKS, steps=STEPS, injections=(cut,))
+
+
+# --- all 16 ranks lose their connections at 1.85 s, after step 8, and come back together -------
+
+MANY = 16
+JITTERED_S = tuple(0.2 + 0.07 * rank for rank in range(MANY))
+"""Waits that spread 16 ranks: two in any 100 ms."""
+ALIKE_S = (0.2,) * MANY
+"""Waits without jitter: all 16 at once."""
+
+
+def storm_story(waits_s: Iterable[float] = JITTERED_S) -> Story:
+    """Tell of 16 ranks that wait so long each and then try the store."""
+    ranks = range(MANY)
+    story = opening(ranks) + steps(1, 8, ranks=ranks) + fault_events(1.85, fault="ConnectionReset")
+    for rank, wait_s in zip(ranks, waits_s, strict=True):
+        story += [
+            event(1.9 + 0.001 * rank, "failure_seen", rank, error="RuntimeError"),
+            event(1.95, "torn_down", rank),
+            event(2.0, "backoff", rank, attempt=0, wait_s=wait_s),
+            event(2.0 + wait_s, "attempt", rank, what="store", ok=True),
+            event(4.0, "group_ready", rank, generation=2, world_size=MANY),
+            event(4.1, "restored", rank, step=5, verified=True),
+        ]
+    return story + steps(6, STEPS, base_s=3.7, ranks=ranks) + ending(5.9, ranks)
+
+
+def storm_expected() -> Expectation:
+    reset = ExpectedInjection.of(
+        0, ConnectionReset(), ranks=range(MANY), code="ConnectionReset()", on="everywhere()"
+    )
+    return Expectation(world_size=MANY, steps=STEPS, injections=(reset,))
 
 
 # --- rank 2 is killed and nobody notices: the run is given up ----------------------------------

@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from chaoslab.measure import RUN_NAMES, find, measure
+from chaoslab.measure import INJECTION_NAMES, RUN_NAMES, find, measure
 from tests.measure import stories as told
 from tests.measure.test_phases_of_a_recovery import figure
 
@@ -188,5 +188,5 @@ def test_an_event_without_its_field_costs_figures_and_not_the_report() -> None:
     """A step event without its step is told as what is missing; nothing is raised."""
     story = [*told.kill_story(), told.event(3.35, "step", 1)]
     figures = measure(told.history(story), told.kill_expected())
-    assert len(figures) == 19
+    assert len(figures) == len(INJECTION_NAMES) + len(RUN_NAMES)
     assert "KeyError: 'step'" in find(figures, "recovery_s", 0).missing
