@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from chaoslab.bounds import Bound
 from chaoslab.history import Event, History
-from chaoslab.measure import Expectation, attempts_seen
+from chaoslab.measure import Expectation, Measurement, attempts_seen
 from chaoslab.report.values import Report
 from chaoslab.scenario import Scenario
 from chaoslab.schedule import describe
@@ -40,7 +40,7 @@ def report_data(report: Report, history: History, written_at: str) -> dict[str, 
         "verdict": str(report.verdict),
         "doubts": list(findings.doubts),
         "judgements": [_fields(judgement) for judgement in findings.judgements],
-        "measurements": [_measurement(_fields(figure)) for figure in findings.measurements],
+        "measurements": [measurement_data(figure) for figure in findings.measurements],
         "injections": [
             _injection(one, history, findings.expectation)
             for one in findings.expectation.injections
@@ -85,9 +85,10 @@ def _fields(value: Any) -> dict[str, Any]:
     return {f.name: as_data(getattr(value, f.name)) for f in dataclasses.fields(value)}
 
 
-def _measurement(data: dict[str, Any]) -> dict[str, Any]:
-    by_rank = {str(rank): value for rank, value in data["by_rank"]}
-    return data | {"by_rank": by_rank}
+def measurement_data(figure: Measurement) -> dict[str, Any]:
+    """Give a measurement as JSON data; its figures by rank become an object."""
+    data = _fields(figure)
+    return data | {"by_rank": {str(rank): value for rank, value in data["by_rank"]}}
 
 
 def _injection(injection: Any, history: History, expectation: Expectation) -> dict[str, Any]:
