@@ -198,6 +198,31 @@ def test_a_fault_that_hits_a_recovery_does_not_ask_for_its_attempts_again() -> N
     assert peak(story, expected, 1).value == 0
 
 
+def test_each_group_formed_again_stands_on_an_attempt_of_its_own() -> None:
+    """One try does not answer for two groups."""
+    story = [*KILLED, told.event(2.9, "group_ready", 0, generation=2)]
+    assert "attempt of rank 0: a group was" in peak(story, told.kill_expected()).missing
+    assert peak(story + attempts([2.95], 0), told.kill_expected()).value == 2
+
+
+def test_the_first_group_of_a_run_needs_no_attempt() -> None:
+    """A fault that comes before the ranks have gathered does not make their gathering a retry."""
+    story = told.twin_story() + told.fault_events(0.5, fault="ConnectionReset")
+    assert peak(story, told.reset_expected()).value == 0
+
+
+def test_a_gap_after_a_later_fault_is_not_held_against_an_earlier_one() -> None:
+    """The first fault was ridden out; that the second one's tries are not on record is its own."""
+    story = told.without(told.changed(KILLED, "injected", injection=1), "attempt")
+    story = told.fault_events(1.25, 0) + told.changed(story, "effective", injection=1)
+    reset, kill = told.reset_expected().injections[0], told.kill_expected().injections[0]
+    expected = Expectation(
+        world_size=3, steps=20, injections=(reset, dataclasses.replace(kill, index=1))
+    )
+    assert peak(story, expected, 0).value == 0
+    assert peak(story, expected, 1).value is None
+
+
 def test_an_odd_attempt_is_counted() -> None:
     """An attempt that does not say at what, or says nonsense, was made all the same."""
     story = [*KILLED, *(told.event(2.25, "attempt", 0, what=["?"]) for _ in range(3))]
