@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from chaoslab.report.figures import Data, figure_text
 from chaoslab.report.storm import storm_section
