@@ -23,6 +23,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from chaoslab import probe
+from chaoslab.resilience.backoff import Backoff
 from chaoslab.resilience.checkpoint import AtomicCheckpointManager
 from chaoslab.resilience.client import StoreClient
 from chaoslab.resilience.errors import CircuitOpen
@@ -208,7 +209,12 @@ def make_runner(options: argparse.Namespace, *, rank: int, world_size: int) -> F
     """Build the runner from the options and the environment."""
     host, port = parse_address(os.environ["CHAOSLAB_STORE"])
     return FaultTolerantRunner(
-        client=StoreClient(host, port, timeout_s=options.timeout_s),
+        client=StoreClient(
+            host,
+            port,
+            timeout_s=options.timeout_s,
+            backoff=Backoff.for_world(world_size, rank=rank),
+        ),
         rank=rank,
         world_size=world_size,
         checkpoints=AtomicCheckpointManager(

@@ -2,6 +2,7 @@
 
 A frozen or unreachable store gives StoreTimeout, never a hang. Every retry opens a new
 connection, because TCP's own retransmission timer doubles and outlives a cut that has healed.
+Retries back off with full jitter: the clients of a store that was away must not come back at once.
 """
 
 from __future__ import annotations
@@ -9,11 +10,14 @@ from __future__ import annotations
 import itertools
 import os
 import socket
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Final
 
+from chaoslab import probe
 from chaoslab.resilience import frames
+from chaoslab.resilience.backoff import Backoff
 from chaoslab.resilience.errors import StoreError, StoreTimeout
 from chaoslab.resilience.table import OK, REFUSED, TIMEOUT
 
@@ -27,23 +31,35 @@ WAIT_SLICE_S: Final = 2.0
 ANSWER_MARGIN_S: Final = 0.05
 """The store is asked to wait this much less than the deadline, to leave time for its answer."""
 
-PAUSE_AFTER_REFUSAL_S: Final = 0.05
-
 
 class StoreClient:
     """A client of the store; threads may share it, each call uses a connection of its own.
 
     host, port: the store's address; an IP address, since resolving a name has no deadline.
-    timeout_s: deadline of a call that states none.
+    timeout_s: deadline of a call that states none. backoff: the waits between the tries of one
+    call (None: 0.25 s at first, 2 s at most, at random); give it a seed of this rank's own.
+
+    A try that follows one that failed, or that `suspect` was called before, is told as an event
+    `attempt`.
     """
 
-    def __init__(self, host: str, port: int, *, timeout_s: float = 5.0) -> None:
+    def __init__(
+        self, host: str, port: int, *, timeout_s: float = 5.0, backoff: Backoff | None = None
+    ) -> None:
         self.address = (host, port)
         self.timeout_s = timeout_s
+        self.backoff = backoff or Backoff(
+            base_s=0.25, cap_s=2.0, seed=int.from_bytes(os.urandom(8))
+        )
         self.local_host: str | None = None
         self._idle: list[socket.socket] = []
         self._busy: set[socket.socket] = set()
-        self._closed = False
+        self._closed = threading.Event()
+        self._suspect = False
+
+    def suspect(self) -> None:
+        """Tell that something has failed: the next try counts as one to connect again."""
+        self._suspect = True
 
     def set(self, key: str, value: bytes, *, timeout_s: float | None = None) -> None:
         """Give a key its value. Raises: StoreTimeout."""
@@ -128,7 +144,7 @@ class StoreClient:
 
     def close(self) -> None:
         """End every connection; calls in progress in other threads fail at once."""
-        self._closed = True
+        self._closed.set()
         for sock in list(self._busy):
             _shut(sock)
         while self._idle:
@@ -158,18 +174,23 @@ class StoreClient:
     def _request(self, request: list[bytes], limit_s: float, waits_s: float = 0.0) -> list[bytes]:
         """Send a request until it is answered, each time on a connection that has not failed."""
         frame = frames.pack([_fresh_name(), *request])
-        start_s, attempt_s, problem = time.monotonic(), FIRST_ATTEMPT_S, "no attempt was made"
-        while (left_s := start_s + limit_s - time.monotonic()) > 0:
-            if self._closed:
+        end_s, problem, failed = time.monotonic() + limit_s, "no attempt was made", 0
+        while (left_s := end_s - time.monotonic()) > 0:
+            if self._closed.is_set():
                 raise StoreError(f"{request[0].decode()}: this client has been closed")
+            attempt_s = min(FIRST_ATTEMPT_S * 2**failed, LONGEST_ATTEMPT_S)
+            if self._suspect:
+                probe.emit("attempt", what="store")
             try:
                 answer = self._attempt(frame, min(left_s, attempt_s + waits_s))
             except OSError as error:
+                self._suspect = True
                 problem = str(error) or type(error).__name__
-                if not isinstance(error, TimeoutError):
-                    time.sleep(min(PAUSE_AFTER_REFUSAL_S, left_s))
-                attempt_s = min(2 * attempt_s, LONGEST_ATTEMPT_S)
+                wait_s = self.backoff.wait_s(failed)
+                failed += 1
+                self._closed.wait(min(wait_s, max(end_s - time.monotonic(), 0.0)))
                 continue
+            self._suspect = False
             if answer[0] == REFUSED:
                 raise StoreError(f"store refused: {answer[1].decode(errors='replace')}")
             if answer[0] not in (OK, TIMEOUT):
@@ -196,7 +217,7 @@ class StoreClient:
             sock.close()
             raise
         self._busy.discard(sock)
-        if self._closed:
+        if self._closed.is_set():
             sock.close()
         else:
             self._idle.append(sock)

@@ -49,8 +49,8 @@ class Group:
         self._sockets: dict[int, int] = {}
         self._peers: dict[int, tuple[str, int]] = {}
         self.blamed_rank: int | None = None
-        self._client = StoreClient(*client.address, timeout_s=timeout_s)
-        self._watcher = StoreClient(*client.address, timeout_s=timeout_s)
+        self._client = StoreClient(*client.address, timeout_s=timeout_s, backoff=client.backoff)
+        self._watcher = StoreClient(*client.address, timeout_s=timeout_s, backoff=client.backoff)
         self._before = sockets.connected()
         self._names: sockets.Names | None = None
         self._connected = threading.Event()
@@ -138,7 +138,7 @@ class Group:
                 moved = self._watcher.wait_change(GENERATION_KEY, known, timeout_s=WATCH_S)
             except StoreError:
                 # The store may be away for a while; training goes on without it.
-                self._stopped.wait(0.1)
+                self._stopped.wait(self._watcher.backoff.wait_s(0))
                 continue
             if moved is not None and not self._stopped.is_set():
                 self._lose(f"generation {self.number} has moved on to {moved.decode()}")

@@ -103,7 +103,7 @@ class FaultTolerantRunner:
         self.incarnation = incarnation
         self.save_every_steps = save_every_steps
         self._client, self.checkpoints = client, checkpoints
-        self._backoff = backoff or Backoff(seed=rank)
+        self._backoff = backoff or Backoff.for_world(world_size, rank=rank)
         self._breaker = CircuitBreaker(
             patience_s=self.limits.patience_s, attempts=self.limits.attempts
         )
@@ -154,6 +154,8 @@ class FaultTolerantRunner:
     def _join(self) -> rendezvous.Generation:
         member = self._member()
         first = self._number == 0 and self.incarnation == 0
+        if self._number == 0 and self.incarnation > 0:
+            self._client.suspect()  # a restarted rank connects again, too
         now_s = time.monotonic()
         patience_s = self.limits.start_patience_s if first else self._breaker.left_s(now_s)
         try:
@@ -303,6 +305,7 @@ class FaultTolerantRunner:
             wait_s = min(self._backoff.wait_s(attempt), left_s)
             probe.emit("backoff", attempt=attempt, wait_s=round(wait_s, 6))
             time.sleep(wait_s)
+            self._client.suspect()
             found = health.check(self._client, timeout_s=min(self.limits.timeout_s, left_s + 0.1))
             probe.emit("health_checked", **dataclasses.asdict(found))
             if found.ok:
