@@ -13,6 +13,7 @@ from chaoslab.runner import SESSION
 from scenarios.test_hard_disconnect import DISCONNECT
 from scenarios.test_kill_during_save import KILL
 from scenarios.test_node_gone import GONE
+from scenarios.test_storm import STORM
 
 pytestmark = pytest.mark.netem(needed=False)
 
@@ -21,6 +22,7 @@ CONTROLS = [
     ("retries_at_most", DISCONNECT, "no_backoff", {}),
     ("recovers_within", DISCONNECT, "fragile", {"restart": NEVER}),
     ("circuit_opens_within", GONE, "no_breaker", {"limit_s": 75.0}),
+    ("spreads_retries", STORM, "no_jitter", {}),
     ("keeps_acknowledged", KILL, "in_place_save", {}),
     ("same_result_as_twin", KILL, "forgets_random_state", {}),
 ]
