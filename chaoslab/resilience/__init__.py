@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from chaoslab.resilience.client import StoreClient
     from chaoslab.resilience.errors import CircuitOpen
     from chaoslab.resilience.runner import FaultTolerantRunner, Limits, Task
+    from chaoslab.resilience.state import load_training_state, training_state
     from chaoslab.resilience.torch_store import TorchStore
 
 _MODULES = {
@@ -28,6 +29,8 @@ _MODULES = {
     "StoreClient": "client",
     "Task": "runner",
     "TorchStore": "torch_store",
+    "load_training_state": "state",
+    "training_state": "state",
 }
 
 __all__ = [
@@ -41,6 +44,8 @@ __all__ = [
     "StoreClient",
     "Task",
     "TorchStore",
+    "load_training_state",
+    "training_state",
 ]
 
 

@@ -1,6 +1,6 @@
 """AtomicCheckpointManager: a checkpoint of all ranks is either whole or not there.
 
-How a save goes: each rank writes its shard into one temporary directory, computes its digest on
+How a save goes: each rank writes its shard into one temporary directory, computes its digests on
 the way, fsyncs it, and puts a small note beside it. Rank 0 waits for all notes, checks sizes,
 writes the manifest, fsyncs, renames the directory to its final name and fsyncs the parent. The
 others wait for that. Ranks meet through these files, not through a collective: a collective
@@ -11,22 +11,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
-import os
-import shutil
+import math
 import time
+from collections.abc import Collection
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Self
 
-import torch
+from chaoslab.resilience import layout, loading, retention, saving, snapshot, writing
+from chaoslab.resilience.async_saving import InFlight
+from chaoslab.resilience.errors import CheckpointCorrupt
 
-from chaoslab import probe
-from chaoslab.resilience import layout, saving
-from chaoslab.resilience.errors import (
-    CheckpointCorrupt,
-    CheckpointWriteFailed,
-    SaveAbandoned,
-)
+GRACE_S: Final = 5.0
+"""How long after its deadline a save in flight may take to say so."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -39,10 +35,14 @@ class Survey:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Found:
-    """The newest checkpoint that verifies, and the newer ones that do not, with reasons."""
+    """The newest checkpoint that verifies, and the newer ones that do not, with reasons.
+
+    world_size: of the job that saved it.
+    """
 
     step: int
     path: Path
+    world_size: int
     refused: tuple[layout.Refused, ...]
 
 
@@ -50,7 +50,9 @@ class AtomicCheckpointManager:
     """Saves and loads the checkpoints of one job in one directory that all ranks share.
 
     directory: must be on one file system; created when missing. rank, world_size: this process's
-    place. keep: how many checkpoints stay. deadline_s: limit of one save, waits included.
+    place. keep: how many checkpoints stay. deadline_s: limit of one save, waits for the other
+    ranks included. Not to be called from two threads at once. Used as a context manager, it
+    waits for the save in flight at the end.
     """
 
     def __init__(
@@ -62,14 +64,34 @@ class AtomicCheckpointManager:
         keep: int = 3,
         deadline_s: float = 60.0,
     ) -> None:
-        if keep < 1 or not 0 <= rank < world_size or deadline_s <= 0:
+        integers = all(type(value) is int for value in (rank, world_size, keep))
+        if (
+            not integers
+            or keep < 1
+            or not 0 <= rank < world_size
+            or not (deadline_s > 0 and math.isfinite(deadline_s))
+        ):
             raise ValueError(
                 f"AtomicCheckpointManager(rank={rank}, world_size={world_size}, keep={keep}, "
-                f"deadline_s={deadline_s}): want keep >= 1, 0 <= rank < world_size, deadline_s > 0"
+                f"deadline_s={deadline_s}): want keep >= 1, 0 <= rank < world_size, integers; "
+                "deadline_s > 0, finite"
             )
         self.directory = Path(directory)
         self.rank, self.world_size = rank, world_size
         self.keep, self.deadline_s = keep, deadline_s
+        self._in_flight: InFlight | None = None
+        self._host_copy = snapshot.HostCopy()
+        self._damaged: set[Path] = set()
+        self._is_swept = self._is_loadable = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self.close()
+        else:
+            self.abandon(f"{kind.__name__} in this rank")
 
     def save(
         self,
@@ -86,200 +108,214 @@ class AtomicCheckpointManager:
         waiting for peers; a reason ends the wait. Gives the final path.
 
         Raises: CheckpointWriteFailed when this rank cannot write; SaveAbandoned when a peer did
-        not deliver. In both cases earlier checkpoints are untouched.
+        not deliver. In both cases earlier checkpoints are untouched. Also the error of an
+        `async_save` before, in place of this save; ValueError for a bad step, state or attempt.
         """
-        probe.emit("save_begun", step=step)
-        deadline_s = time.monotonic() + self.deadline_s
-        work = self.directory / f".tmp-{layout.step_name(step)}-{attempt}"
-        final = self.directory / layout.step_name(step)
-        try:
-            with saving.shared_lock(work):
-                self._write_shard(work, state)
-                if self.rank == 0:
-                    shards = self._collect(work, deadline_s, should_stop)
-                    self._commit(
-                        work, final, layout.Manifest(step=step, attempt=attempt, shards=shards)
-                    )
-                else:
-                    self._await_commit(work, final, attempt, deadline_s, should_stop)
-        except OSError as error:
-            self._give_up(work)
-            raise CheckpointWriteFailed(saving.advice(work, error)) from error
-        except BaseException:
-            self._give_up(work)
-            raise
-        probe.emit("save_committed", step=step, path=str(final))
-        if self.rank == 0:
-            self._tidy(step)
-        return final
+        return self._save(self._begin(step, state, attempt, should_stop), state)
 
-    def latest(self) -> Found | None:
-        """Find the newest checkpoint that verifies, reading every byte of every shard."""
+    def async_save(
+        self,
+        step: int,
+        state: dict[str, Any],
+        *,
+        attempt: str = "solo",
+        should_stop: saving.StopReason = lambda: None,
+    ) -> None:
+        """Copy the state to host memory, and save the copy in the background.
+
+        Waits first for the save in flight, if any. Takes what `save` takes; should_stop is asked
+        from another thread. How it ends, the next `save`, `async_save`, `wait` or `close` says.
+
+        Raises: what the save before raised; CheckpointWriteFailed when that is still in flight
+        after deadline_s; ValueError as `save`.
+        """
+        save = self._begin(step, state, attempt, should_stop)
+        copied = self._host_copy.take(state)
+        flight = InFlight(save.step, should_stop)
+        deadline_s = time.monotonic() + self.deadline_s
+        save = dataclasses.replace(save, should_stop=flight.stop_reason, deadline_s=deadline_s)
+        flight.start(lambda: self._save(save, copied))
+        self._in_flight = flight
+
+    def wait(self, limit_s: float | None = None) -> Path | None:
+        """Wait for the save in flight; give its path, None when there is none.
+
+        limit_s: None for its own deadline. Raises: what ended it; CheckpointWriteFailed at the
+        limit, and the save goes on.
+        """
+        limit_s = self.deadline_s + GRACE_S if limit_s is None else _checked_limit(limit_s)
+        flight = self._present_flight()
+        if flight is None:
+            return None
+        flight.join(limit_s)
+        self._in_flight = None
+        return flight.outcome()
+
+    def abandon(self, reason: str, *, limit_s: float = GRACE_S) -> bool:
+        """End the save in flight, which may have been committed already; tell whether it ended.
+
+        For a generation that is torn down. What ended the save is not raised later.
+        """
+        _checked_limit(limit_s)
+        flight = self._present_flight()
+        if flight is None:
+            return True
+        flight.abandon(reason)
+        if not flight.has_ended(limit_s):
+            return False
+        self._in_flight = None
+        return True
+
+    def close(self, limit_s: float | None = None) -> None:
+        """Wait for the save in flight as `wait` does, abandon it at the limit, free its memory."""
+        try:
+            self.wait(limit_s)
+        finally:
+            if self.abandon("the manager was closed"):
+                self._host_copy = snapshot.HostCopy()
+
+    def latest(self, *, any_world_size: bool = False) -> Found | None:
+        """Find the newest checkpoint that verifies, reading every byte of every shard.
+
+        any_world_size: also one that another number of ranks saved; see `load`.
+        Raises: CheckpointError when the directory cannot be read.
+        """
         refused: list[layout.Refused] = []
         for step, path in layout.candidates(self.directory):
-            try:
-                layout.verify(path, world_size=self.world_size)
-            except CheckpointCorrupt as error:
-                refused.append(layout.Refused(path=path, reason=str(error)))
+            found = self._examine(path, ranks=None, any_world_size=any_world_size)
+            if isinstance(found, layout.Refused):
+                refused.append(found)
                 continue
-            return Found(step=step, path=path, refused=tuple(refused))
+            size = len(found.shards)
+            return Found(step=step, path=path, world_size=size, refused=tuple(refused))
         return None
 
-    def survey(self) -> Survey:
+    def survey(self, *, any_world_size: bool = False) -> Survey:
         """List the steps that this rank can restore: all sizes are checked, its own shard is read.
 
-        When every rank surveys, every shard is read once.
+        When every rank surveys, every shard is read once. any_world_size: as for `latest`.
         """
         steps: list[int] = []
         refused: list[layout.Refused] = []
+        self._sweep_once()
         for step, path in layout.candidates(self.directory):
-            try:
-                layout.verify(path, world_size=self.world_size, digests_of=[self.rank])
-            except CheckpointCorrupt as error:
-                refused.append(layout.Refused(path=path, reason=str(error)))
-                continue
-            if step not in steps:
+            found = self._examine(path, ranks=[self.rank], any_world_size=any_world_size)
+            if isinstance(found, layout.Refused):
+                refused.append(found)
+            elif step not in steps:
                 steps.append(step)
         return Survey(steps=tuple(steps), refused=tuple(refused))
 
-    def load(self, step: int) -> dict[str, Any]:
-        """Load this rank's state of a step (weights_only). Raises: CheckpointCorrupt."""
-        problems = []
+    def load(self, step: int, *, any_world_size: bool = False) -> dict[str, Any]:
+        """Load this rank's state of a step (weights_only, on the CPU).
+
+        any_world_size: also from a checkpoint that another number of ranks saved. The state then
+        lacks `per_rank`, since what was one rank's own (random states, buffers, its place in the
+        data) belongs to no rank of this job; the rest is the same on every rank.
+
+        Raises: CheckpointCorrupt; CheckpointError for a state that cannot be loaded, or that
+        another number of ranks saved without saying what is per rank.
+        """
+        step, problems = layout.checked_step(step), []
         for found, path in layout.candidates(self.directory):
             if found != step:
                 continue
             try:
-                layout.verify(path, world_size=self.world_size, digests_of=[self.rank])
-                return dict(torch.load(path / layout.shard_name(self.rank), weights_only=True))
+                return loading.read(
+                    path,
+                    rank=self.rank,
+                    world_size=self.world_size,
+                    any_world_size=any_world_size,
+                )
             except CheckpointCorrupt as error:
                 problems.append(str(error))
         raise CheckpointCorrupt(
             f"step {step} in {self.directory}: {'; '.join(problems) or 'no such checkpoint'}"
         )
 
-    def _write_shard(self, work: Path, state: dict[str, Any]) -> None:
-        name = layout.shard_name(self.rank)
-        with (work / name).open("wb") as raw:
-            file = saving.DigestingFile(probe.watched(raw))
-            try:
-                torch.save(state, file)  # type: ignore[arg-type]
-            except RuntimeError as error:  # torch's form of ENOSPC and EIO
-                raise CheckpointWriteFailed(saving.advice(work, error)) from error
-            raw.flush()
-            os.fsync(raw.fileno())
-        shard = layout.Shard(name=name, size_bytes=file.size_bytes, digest=file.digest)
-        note = work / f"{name}{saving.NOTE}"
-        draft = note.with_suffix(".draft")
-        draft.write_text(json.dumps(dataclasses.asdict(shard)), encoding="utf-8")
-        draft.rename(note)  # whole or absent, since rank 0 reads it as soon as it is there
+    def sweep(self) -> list[Path]:
+        """Remove the temporary directories that no living process is saving into; give them.
 
-    def _collect(
-        self, work: Path, deadline_s: float, should_stop: saving.StopReason
-    ) -> tuple[layout.Shard, ...]:
-        """Wait for every rank's note, and check each shard against it. Raises: SaveAbandoned."""
-        wanted = {f"{layout.shard_name(rank)}{saving.NOTE}" for rank in range(self.world_size)}
-        while missing := wanted - saving.names_unless_failed(work):
-            saving.pause(deadline_s, should_stop, f"the shards of {sorted(missing)}")
-        shards = []
-        for name in sorted(wanted):
-            note = work / name
-            shard = layout.Shard(**json.loads(note.read_text(encoding="utf-8")))
-            size_bytes = (work / shard.name).stat().st_size
-            if size_bytes != shard.size_bytes:
-                raise SaveAbandoned(
-                    f"{work / shard.name}: {size_bytes} bytes: its rank wrote {shard.size_bytes}; "
-                    "does another job save into this directory?"
-                )
-            note.unlink()
-            shards.append(shard)
-        return tuple(shards)
-
-    def _commit(self, work: Path, final: Path, manifest: layout.Manifest) -> None:
-        """Make the checkpoint whole and durable, then visible under its final name."""
-        with (work / layout.MANIFEST).open("w", encoding="utf-8") as file:
-            file.write(manifest.to_json())
-            file.flush()
-            os.fsync(file.fileno())
-        saving.fsync_directory(work)
-        aside = None
-        if final.exists():  # saved before, in a future that this run went back from
-            aside = self.directory / f".replaced-{final.name}-{manifest.attempt}"
-            final.rename(aside)
-        work.rename(final)
-        saving.fsync_directory(self.directory)
-        if aside is not None:
-            shutil.rmtree(aside, ignore_errors=True)
-
-    def _await_commit(
-        self,
-        work: Path,
-        final: Path,
-        attempt: str,
-        deadline_s: float,
-        should_stop: saving.StopReason,
-    ) -> None:
-        """Wait until rank 0 has renamed the directory. Raises: SaveAbandoned."""
-        while True:
-            try:
-                saving.names_unless_failed(work)
-            except FileNotFoundError:
-                break
-            saving.pause(deadline_s, should_stop, "rank 0 to commit")
-        try:
-            manifest = layout.read_manifest(final)
-        except CheckpointCorrupt as error:
-            raise SaveAbandoned(f"{work} is gone and nothing took its place: {error}") from None
-        if manifest.attempt != attempt:
-            raise SaveAbandoned(f"{work} is gone: {final} was saved by {manifest.attempt}")
-        # The rename is visible before rank 0 has made it durable: whoever says "committed" first
-        # must have done so itself.
-        saving.fsync_directory(self.directory)
-
-    def _give_up(self, work: Path) -> None:
-        """Tell the others that this rank's part will not come; the deadline tells them if not.
-
-        Its bytes are freed first: on a full disk they are in the way of the next save.
+        Rank 0 does so by itself at its first `survey` or save.
         """
-        shard = work / layout.shard_name(self.rank)
-        with contextlib.suppress(OSError):
-            shard.unlink(missing_ok=True)
-        with contextlib.suppress(OSError):
-            work.joinpath(f"{shard.name}{saving.FAILED}").touch()
+        self._is_swept = True
+        return retention.sweep(self.directory)
 
-    def _tidy(self, committed: int) -> None:
-        """Remove what is no longer wanted; a failure here costs space, never the save."""
-        with contextlib.suppress(OSError):
-            whole = [step for step, path in layout.candidates(self.directory) if _is_whole(path)]
-            kept = layout.retained(whole, committed=committed, keep=self.keep)
-            for step, path in layout.candidates(self.directory):
-                if step < committed and step not in kept and not path.name.startswith("."):
-                    trash = self.directory / f".trash-{path.name}-{os.getpid()}"
-                    path.rename(trash)  # at once, so that no half-removed checkpoint is seen
-                    shutil.rmtree(trash, ignore_errors=True)
+    def _sweep_once(self) -> None:
+        if self.rank == 0 and not self._is_swept:
             self.sweep()
 
-    def sweep(self) -> list[Path]:
-        """Remove the temporary directories that no living process is saving into; give them."""
-        swept = []
-        whole = {step for step, path in layout.candidates(self.directory) if path.name[0] != "."}
-        for path in list(self.directory.iterdir()):
-            if not layout.is_work(path.name) or not path.is_dir():
-                continue
-            if path.name.startswith(".replaced-") and not _superseded(path, whole):
-                continue
-            if saving.remove_unlocked(path):
-                swept.append(path)
-        return swept
+    def _examine(
+        self, path: Path, *, ranks: Collection[int] | None, any_world_size: bool
+    ) -> layout.Manifest | layout.Refused:
+        size = None if any_world_size else self.world_size
+        try:
+            with saving.reading(path):
+                return layout.verify(path, world_size=size, digests_of=ranks)
+        except CheckpointCorrupt as error:
+            if not layout.is_of_other_size(path, self.world_size):
+                self._damaged.add(path)
+            return layout.Refused(path=path, reason=str(error))
+
+    def _present_flight(self) -> InFlight | None:
+        """Give this process's own save in flight, not one of the process it was forked from."""
+        if self._in_flight is not None and not self._in_flight.is_ours():
+            self._in_flight, self._host_copy = None, snapshot.HostCopy()
+        return self._in_flight
+
+    def _begin(
+        self, step: int, state: dict[str, Any], attempt: str, should_stop: saving.StopReason
+    ) -> saving.Save:
+        """Check what was given, settle the save in flight, and describe the new one."""
+        step, attempt = layout.checked_step(step), layout.checked_attempt(attempt)
+        if not isinstance(state, dict):
+            raise ValueError(f"state of type {type(state).__name__}: want a dict")  # noqa: TRY004
+        self._sweep_once()
+        work = self.directory / f".tmp-{layout.step_name(step)}-{attempt}"
+        self._settle(work, should_stop)
+        return saving.Save(
+            step=step,
+            attempt=attempt,
+            work=work,
+            final=self.directory / layout.step_name(step),
+            deadline_s=time.monotonic() + self.deadline_s,
+            should_stop=should_stop,
+        )
+
+    def _settle(self, work: Path, should_stop: saving.StopReason) -> None:
+        """Wait for the save before. If it failed, tell the peers that this rank skips the next."""
+        flight = self._present_flight()
+        if flight is None:
+            return
+        try:
+            flight.join(self.deadline_s, should_stop)
+            self._in_flight = None
+            flight.outcome()
+        except BaseException:
+            with contextlib.suppress(OSError):
+                work.mkdir(exist_ok=True)
+            saving.give_up(work, self.rank)
+            raise
+
+    def _save(self, save: saving.Save, state: dict[str, Any]) -> Path:
+        """Do this rank's part of a save, in whichever thread."""
+        path = writing.save_part(
+            save,
+            state,
+            rank=self.rank,
+            world_size=self.world_size,
+            is_first=not self._is_loadable,
+        )
+        self._is_loadable = True
+        if self.rank == 0:
+            self._damaged.discard(path)
+            retention.tidy(
+                self.directory, committed=save.step, keep=self.keep, damaged=self._damaged
+            )
+        return path
 
 
-def _is_whole(path: Path) -> bool:
-    try:
-        manifest = layout.read_manifest(path)
-        layout.verify(path, world_size=len(manifest.shards), digests_of=[])
-    except CheckpointCorrupt:
-        return False
-    return True
-
-
-def _superseded(path: Path, whole: set[int]) -> bool:
-    return int(path.name.split("-")[2]) in whole
+def _checked_limit(limit_s: float) -> float:
+    if not limit_s >= 0:
+        raise ValueError(f"limit_s={limit_s}: want limit_s >= 0")
+    return limit_s

@@ -3,75 +3,215 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import errno
 import fcntl
-import hashlib
+import json
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
-from chaoslab.resilience.errors import SaveAbandoned, SaveTimedOut
+from chaoslab.resilience import layout
+from chaoslab.resilience.errors import (
+    CheckpointCorrupt,
+    CheckpointWriteFailed,
+    SaveAbandoned,
+    SaveTimedOut,
+)
 
 FAILED: Final = ".failed"
 NOTE: Final = ".note"
+DRAFT: Final = ".draft"
 POLL_S: Final = 0.002
 
 StopReason = Callable[[], str | None]
 """Asked while a rank waits for its peers: a reason ends the wait, None lets it go on."""
 
 
-class DigestingFile:
-    """What torch.save writes to: passes bytes on and folds them into a digest."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Save:
+    """One rank's part in one save. work: where the ranks write. final: what it becomes.
 
-    def __init__(self, file: Any) -> None:
-        self._file = file
-        self._sum = hashlib.blake2b()
-        self.size_bytes = 0
+    deadline_s: on the monotonic clock.
+    """
 
-    def write(self, data: Any) -> int:
-        """Write all of the data."""
-        self._sum.update(data)
-        self.size_bytes += len(data)
-        return int(self._file.write(data))
+    step: int
+    attempt: str
+    work: Path
+    final: Path
+    deadline_s: float
+    should_stop: StopReason
 
-    def flush(self) -> None:
-        """Flush the file."""
-        self._file.flush()
+    def check(self, awaited: str) -> None:
+        """Raise SaveAbandoned when told to stop, SaveTimedOut after the deadline."""
+        reason = self.should_stop()
+        if reason is not None:
+            raise SaveAbandoned(f"step {self.step}: waited for {awaited}: {reason}")
+        if time.monotonic() > self.deadline_s:
+            raise SaveTimedOut(f"step {self.step}: waited for {awaited}: the deadline has passed")
 
-    @property
-    def digest(self) -> str:
-        """Give the BLAKE2b digest (hex) of what was written."""
-        return self._sum.hexdigest()
+    def pause(self, awaited: str) -> None:
+        """Wait a little. Raises: as `check`."""
+        self.check(awaited)
+        time.sleep(POLL_S)
 
 
-def remove_unlocked(path: Path) -> bool:
-    """Remove a directory unless a process holds its lock."""
+_held: set[int] = set()
+"""Descriptors of directories locked by this process."""
+
+
+def _forget_locks() -> None:
+    """Close, in a forked child, what would keep its parent's locks after the parent's end."""
+    while _held:
+        with contextlib.suppress(OSError):
+            os.close(_held.pop())
+
+
+os.register_at_fork(after_in_child=_forget_locks)
+
+
+def lock(path: Path, *, alone: bool) -> int | None:
+    """Lock a directory; give the descriptor, to be closed, or None when others are in the way.
+
+    The lock ends with the process, however it ends. A file system without locks gives one that
+    binds nobody. Raises: OSError when there is no such directory.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        shutil.rmtree(path, ignore_errors=True)
-    except OSError:
-        return False
-    finally:
+        fcntl.flock(fd, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except BlockingIOError:
         os.close(fd)
-    return True
+        return None
+    except OSError as error:
+        if error.errno not in (errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP, errno.EINVAL):
+            os.close(fd)
+            raise
+    _held.add(fd)
+    return fd
+
+
+def unlock(fd: int) -> None:
+    """Give a lock back."""
+    if fd in _held:  # else this is a forked child, which has closed it
+        _held.discard(fd)
+        os.close(fd)
 
 
 @contextlib.contextmanager
-def shared_lock(work: Path) -> Iterator[None]:
-    """Make the directory and hold its lock, which ends with the process, however it ends."""
-    work.mkdir(parents=True, exist_ok=True)
-    fd = os.open(work, os.O_RDONLY | os.O_DIRECTORY)
+def reading(path: Path) -> Iterator[None]:
+    """Keep a checkpoint from being removed while it is read."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        fd = lock(path, alone=False)
+    except OSError:
+        fd = None  # reading it says what is wrong
+    try:
         yield
     finally:
-        os.close(fd)
+        if fd is not None:
+            unlock(fd)
+
+
+@contextlib.contextmanager
+def workplace(save: Save) -> Iterator[None]:
+    """Make the save's directory and hold its lock, so that nobody sweeps it.
+
+    Raises: OSError; CheckpointWriteFailed when it is on another file system.
+    """
+    make_directory(save.work.parent)
+    while True:
+        save.work.mkdir(exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # swept in between: make it again
+            fd = lock(save.work, alone=False)
+            if fd is not None:
+                if _is_same(fd, save.work):
+                    break
+                unlock(fd)
+        save.pause(f"{save.work} to be swept")
+    try:
+        _refuse_other_file_systems(save.work)
+        yield
+    finally:
+        unlock(fd)
+
+
+def _is_same(fd: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(fd), path.stat())
+    except FileNotFoundError:
+        return False
+
+
+def _refuse_other_file_systems(work: Path) -> None:
+    if work.stat().st_dev != work.parent.stat().st_dev:
+        raise CheckpointWriteFailed(
+            f"{work} is on another file system than {work.parent}: want one file system, on which "
+            "a directory can be renamed into place; is something mounted there?"
+        )
+
+
+def make_directory(path: Path) -> None:
+    """Make a directory and its parents, durably."""
+    if path.is_dir():
+        return
+    make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    fsync_directory(path.parent)
+
+
+def put_note(save: Save, shard: layout.Shard) -> None:
+    """Tell rank 0 that this shard is complete: the note is whole or absent."""
+    note = save.work / f"{shard.name}{NOTE}"
+    draft = save.work / f"{shard.name}{DRAFT}"
+    draft.write_text(json.dumps(dataclasses.asdict(shard)), encoding="utf-8")
+    draft.rename(note)
+
+
+def collect(save: Save, world_size: int) -> tuple[layout.Shard, ...]:
+    """Wait for every rank's note, check each shard against it, and claim it.
+
+    A note is claimed by removing it, and withdrawn likewise: one of the two succeeds, and a shard
+    that is claimed is no longer its rank's to remove. Raises: SaveAbandoned.
+    """
+    wanted = {f"{layout.shard_name(rank)}{NOTE}" for rank in range(world_size)}
+    while missing := wanted - names_unless_failed(save.work):
+        save.pause(f"the shards of {sorted(missing)}")
+    try:
+        return tuple(_claim(save.work / name) for name in sorted(wanted))
+    except FileNotFoundError as error:
+        raise SaveAbandoned(f"{save.work}: {error.filename}: its rank has withdrawn it") from None
+
+
+def _claim(note: Path) -> layout.Shard:
+    shard = layout.Shard(**json.loads(note.read_text(encoding="utf-8")))
+    size_bytes = (note.parent / shard.name).stat().st_size
+    if size_bytes != shard.size_bytes:
+        raise SaveAbandoned(
+            f"{note.parent / shard.name}: {size_bytes} bytes: its rank wrote {shard.size_bytes}; "
+            "does another job save into this directory?"
+        )
+    note.unlink()
+    return shard
+
+
+def await_commit(save: Save, shard: layout.Shard, rank: int) -> None:
+    """Wait until rank 0 has renamed the directory. Raises: SaveAbandoned."""
+    while True:
+        try:
+            names_unless_failed(save.work)
+        except FileNotFoundError:
+            break
+        save.pause("rank 0 to commit")
+    try:
+        manifest = layout.read_manifest(save.final)
+    except CheckpointCorrupt as error:
+        raise SaveAbandoned(f"{save.work} is gone and nothing took its place: {error}") from None
+    if manifest.attempt != save.attempt or shard not in manifest.shards[rank : rank + 1]:
+        raise SaveAbandoned(f"{save.work} is gone: {save.final} was saved by {manifest.attempt}")
+    # The rename is visible before rank 0 has made it durable: whoever says "committed" first
+    # must have done so itself.
+    fsync_directory(save.final.parent)
 
 
 def names_unless_failed(work: Path) -> set[str]:
@@ -83,17 +223,31 @@ def names_unless_failed(work: Path) -> set[str]:
     return names
 
 
-def pause(deadline_s: float, should_stop: StopReason, awaited: str) -> None:
-    """Wait a little for what is awaited.
+def take_back(work: Path, rank: int) -> None:
+    """Remove what an earlier try of this rank left under the same name."""
+    for ending in (FAILED, NOTE):
+        (work / f"{layout.shard_name(rank)}{ending}").unlink(missing_ok=True)
 
-    Raises: SaveAbandoned when told to stop; SaveTimedOut at the deadline.
+
+def give_up(work: Path, rank: int, *, delivered: bool = False) -> None:
+    """Tell the others that this rank's part will not come; the deadline tells them if not.
+
+    delivered: its note has been put. Then, if rank 0 has claimed it, nothing is done: the shard
+    may be part of a commit. Else the bytes are freed first: on a full disk they are in the way
+    of the next save. Without rank 0 there is no commit, so that it frees everybody's.
     """
-    reason = should_stop()
-    if reason is not None:
-        raise SaveAbandoned(f"waited for {awaited}: {reason}")
-    if time.monotonic() > deadline_s:
-        raise SaveTimedOut(f"waited for {awaited}: the deadline has passed")
-    time.sleep(POLL_S)
+    name = layout.shard_name(rank)
+    with contextlib.suppress(OSError):
+        if delivered and rank != 0:
+            try:
+                (work / f"{name}{NOTE}").unlink()
+            except FileNotFoundError:
+                return
+        for path in work.glob("rank-*" if rank == 0 else name):
+            if not path.name.endswith(FAILED):
+                path.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):
+        (work / f"{name}{FAILED}").touch()
 
 
 def fsync_directory(path: Path) -> None:
@@ -105,9 +259,9 @@ def fsync_directory(path: Path) -> None:
         os.close(fd)
 
 
-def advice(work: Path, error: Exception) -> str:
+def advice(directory: Path, error: Exception) -> str:
     """Word a failed write, with what is wanted."""
     return (
-        f"{work.parent}: cannot save: {error}; want a writable directory with room for another "
+        f"{directory}: cannot save: {error}; want a writable directory with room for another "
         "checkpoint beside those kept"
     )

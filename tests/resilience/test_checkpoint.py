@@ -15,7 +15,7 @@ import pytest
 import torch
 from hypothesis import given, strategies as st
 
-from chaoslab.resilience import layout
+from chaoslab.resilience import layout, saving
 from chaoslab.resilience.checkpoint import AtomicCheckpointManager
 from chaoslab.resilience.errors import (
     CheckpointCorrupt,
@@ -113,7 +113,7 @@ def tear_the_manifest(path: Path) -> None:
 
 def change_the_format(path: Path) -> None:
     text = (path / "manifest.json").read_text()
-    (path / "manifest.json").write_text(text.replace('"format": 1', '"format": 2'))
+    (path / "manifest.json").write_text(text.replace('"format": 2', '"format": 1'))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def change_the_format(path: Path) -> None:
         (lose_a_shard, "rank-00000.pt cannot be read"),
         (lose_the_manifest, "the save did not finish"),
         (tear_the_manifest, "manifest.json cannot be read"),
-        (change_the_format, "want 1"),
+        (change_the_format, "want 2"),
     ],
 )
 def test_a_spoiled_checkpoint_is_refused_and_the_one_before_is_found(
@@ -183,7 +183,10 @@ def test_a_rank_whose_disk_is_full_ends_the_save_everywhere_at_once(tmp_path: Pa
     work = tmp_path / ".tmp-step-00000002-one"
     work.mkdir()
     (work / "rank-00001.pt").symlink_to("/dev/full")
+    held = saving.lock(work, alone=False)  # else it is swept as stale
     outcomes = save_all(tmp_path, 2, deadline_s=3600)
+    assert held is not None
+    saving.unlock(held)
     assert [type(o) for o in outcomes] == [SaveAbandoned, CheckpointWriteFailed, SaveAbandoned]
     assert os.strerror(errno.ENOSPC) in str(outcomes[1])
     assert names(tmp_path)[-1] == "step-00000001"
@@ -304,10 +307,11 @@ def test_a_corrupt_future_never_pushes_out_the_good_past(tmp_path: Path) -> None
 
 @given(st.lists(st.integers(0, 50)), st.integers(0, 50), st.integers(1, 5))
 def test_retention_keeps_the_newest(steps: list[int], committed: int, keep: int) -> None:
-    """The committed step and the future stay; of the past the newest, `keep` in all."""
-    kept = layout.retained([*steps, committed], committed=committed, keep=keep)
+    """The committed step and one later one stay; of the past the newest, `keep` in all."""
+    future = max((step for step in steps if step > committed), default=None)
+    kept = layout.retained(steps, committed=committed, keep=keep, future=future)
     past = sorted({step for step in [*steps, committed] if step <= committed})
-    assert {step for step in steps if step > committed} <= kept
+    assert {step for step in kept if step > committed} == ({future} if future else set())
     assert sorted(step for step in kept if step <= committed) == past[-keep:]
 
 

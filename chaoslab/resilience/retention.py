@@ -1,0 +1,147 @@
+"""Retention: putting a checkpoint in place, and removing what is no longer wanted.
+
+Nothing is removed before its successor is in place, nothing that a living process has locked,
+and no directory with anything in it that no save has put there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Collection
+from pathlib import Path
+
+from chaoslab.resilience import layout, saving
+from chaoslab.resilience.errors import CheckpointCorrupt, CheckpointWriteFailed
+
+
+def commit(save: saving.Save, manifest: layout.Manifest) -> None:
+    """Make the checkpoint whole and durable, then visible under its final name.
+
+    Raises: OSError; CheckpointWriteFailed when something foreign has the final name.
+    """
+    directory = save.final.parent
+    with (save.work / layout.MANIFEST).open("w", encoding="utf-8") as file:
+        file.write(manifest.to_json())
+        file.flush()
+        os.fsync(file.fileno())
+    saving.fsync_directory(save.work)
+    aside = None
+    refuse_foreign(save.final)
+    if save.final.exists():  # saved before, in a future that this run went back from
+        aside = directory / f".replaced-{save.final.name}-{manifest.attempt}-{os.urandom(4).hex()}"
+        save.final.rename(aside)
+    try:
+        save.work.rename(save.final)
+    except OSError:
+        if aside is not None:
+            aside.rename(save.final)
+        raise
+    saving.fsync_directory(directory)
+    if aside is not None:
+        remove(aside)
+
+
+def refuse_foreign(final: Path) -> None:
+    """Refuse to replace what no save has put there. Raises: CheckpointWriteFailed; OSError."""
+    if not final.exists() and not final.is_symlink():
+        return
+    if final.is_symlink() or not final.is_dir():
+        raise CheckpointWriteFailed(
+            f"{final} is no directory: want that name free for the checkpoint; move it away"
+        )
+    if foreign := layout.foreign_entries(final):
+        raise CheckpointWriteFailed(
+            f"{final} holds {foreign[0]!r}, which no save has put there: want it moved away before "
+            "this step is saved"
+        )
+
+
+def tidy(directory: Path, *, committed: int, keep: int, damaged: Collection[Path]) -> None:
+    """Remove what is no longer wanted; a failure here costs space, never the save.
+
+    damaged: checkpoints known not to verify, which do not count. At most `keep` up to the step
+    committed stay, and one later step.
+    """
+    with contextlib.suppress(OSError, CheckpointCorrupt):
+        found = [item for item in layout.candidates(directory) if item[1].name[0] != "."]
+        whole = [step for step, path in found if path not in damaged and is_whole(path)]
+        future = _verified_future(found, committed)
+        kept = layout.retained(whole, committed=committed, keep=keep, future=future)
+        for step, path in found:
+            if step not in kept:
+                remove(path)
+    sweep(directory, up_to=committed)
+
+
+def _verified_future(found: list[tuple[int, Path]], committed: int) -> int | None:
+    """Give the newest later step that verifies, reading it only when there is a choice.
+
+    One alone stays in any case.
+    """
+    later = [(step, path) for step, path in found if step > committed]
+    if len(later) > 1:
+        for step, path in later:
+            with contextlib.suppress(CheckpointCorrupt):
+                layout.verify(path, world_size=None)
+                return step
+    return later[0][0] if later else None
+
+
+def is_whole(path: Path) -> bool:
+    """Tell whether a checkpoint has its manifest and every shard, of its size."""
+    try:
+        layout.verify(path, world_size=None, digests_of=[])
+    except CheckpointCorrupt:
+        return False
+    return True
+
+
+def sweep(directory: Path, *, up_to: int | None = None) -> list[Path]:
+    """Remove the temporary directories that no living process is saving into; give them.
+
+    up_to: only those of steps up to this one: a peer may have begun the next save already, and
+    where nodes share a file system without locks nothing else protects it.
+    """
+    swept = []
+    try:
+        entries = list(directory.iterdir())
+    except OSError:
+        return []
+    for path in entries:
+        step = layout.work_step(path.name)
+        if step is None or (up_to is not None and step > up_to):
+            continue
+        replaced = path.name.startswith(".replaced-")
+        if replaced and not is_whole(directory / layout.step_name(step)):
+            continue  # it is the only one of its step
+        if remove(path):
+            swept.append(path)
+    return swept
+
+
+def remove(path: Path) -> bool:
+    """Remove a directory of ours unless a process holds its lock; tell whether it is gone.
+
+    It is renamed first, so that nobody sees half a checkpoint.
+    """
+    try:
+        fd = saving.lock(path, alone=True)
+    except OSError:
+        return False
+    if fd is None:
+        return False
+    try:
+        if layout.foreign_entries(path):
+            return False
+        trash = path
+        if not path.name.startswith("."):
+            trash = path.with_name(f".trash-{path.name}-{os.getpid()}")
+            path.rename(trash)
+        shutil.rmtree(trash, ignore_errors=True)
+        return not trash.exists()
+    except OSError:
+        return False
+    finally:
+        saving.unlock(fd)
