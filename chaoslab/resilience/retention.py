@@ -31,13 +31,15 @@ def commit(save: saving.Save, manifest: layout.Manifest) -> None:
     refuse_foreign(save.final)
     if save.final.exists():  # saved before, in a future that this run went back from
         aside = directory / f".replaced-{save.final.name}-{manifest.attempt}-{os.urandom(4).hex()}"
-        save.final.rename(aside)
-    try:
+        with saving.reading(save.final):  # so that no sweep puts it back in between
+            save.final.rename(aside)
+            try:
+                save.work.rename(save.final)
+            except OSError:
+                aside.rename(save.final)
+                raise
+    else:
         save.work.rename(save.final)
-    except OSError:
-        if aside is not None:
-            aside.rename(save.final)
-        raise
     saving.fsync_directory(directory)
     if aside is not None:
         remove(aside)
@@ -64,6 +66,7 @@ def tidy(directory: Path, *, committed: int, keep: int, damaged: Collection[Path
     damaged: checkpoints known not to verify, which do not count. At most `keep` up to the step
     committed stay, and one later step.
     """
+    sweep(directory, up_to=committed)
     with contextlib.suppress(OSError, CheckpointCorrupt):
         found = [item for item in layout.candidates(directory) if item[1].name[0] != "."]
         whole = [step for step, path in found if path not in damaged and is_whole(path)]
@@ -72,7 +75,6 @@ def tidy(directory: Path, *, committed: int, keep: int, damaged: Collection[Path
         for step, path in found:
             if step not in kept:
                 remove(path)
-    sweep(directory, up_to=committed)
 
 
 def _verified_future(found: list[tuple[int, Path]], committed: int) -> int | None:
@@ -113,12 +115,26 @@ def sweep(directory: Path, *, up_to: int | None = None) -> list[Path]:
         step = layout.work_step(path.name)
         if step is None or (up_to is not None and step > up_to):
             continue
-        replaced = path.name.startswith(".replaced-")
-        if replaced and not is_whole(directory / layout.step_name(step)):
-            continue  # it is the only one of its step
+        if path.name.startswith(".replaced-") and _is_needed(path, step):
+            continue
         if remove(path):
             swept.append(path)
     return swept
+
+
+def _is_needed(aside: Path, step: int) -> bool:
+    """Tell whether what was moved aside is the only whole one of its step; put it back if alone."""
+    if not is_whole(aside):
+        return False
+    final = aside.with_name(layout.step_name(step))
+    if final.exists() or final.is_symlink():
+        return not is_whole(final)
+    with contextlib.suppress(OSError), contextlib.ExitStack() as stack:
+        fd = saving.lock(aside, alone=True)
+        if fd is not None:  # else a commit is between its two renames
+            stack.callback(saving.unlock, fd)
+            aside.rename(final)
+    return True
 
 
 def remove(path: Path) -> bool:

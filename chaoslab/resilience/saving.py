@@ -261,7 +261,8 @@ def fsync_directory(path: Path) -> None:
 
 def advice(directory: Path, error: Exception) -> str:
     """Word a failed write, with what is wanted."""
+    mounted = getattr(error, "errno", None) in (errno.EXDEV, errno.EBUSY)
     return (
         f"{directory}: cannot save: {error}; want a writable directory with room for another "
-        "checkpoint beside those kept"
+        f"checkpoint beside those kept{'; is something mounted in it?' if mounted else ''}"
     )

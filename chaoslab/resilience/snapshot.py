@@ -24,10 +24,11 @@ class HostCopy:
         self._buffers: list[torch.Tensor] = []
         self._used = 0
         self._copied: dict[int, tuple[Any, Any]] = {}
+        self._made: dict[int, Any] = {}
 
     def take(self, state: Any) -> Any:
         """Copy dictionaries, lists, tuples, tensors; of anything else make a deep copy."""
-        self._used, self._copied = 0, {}
+        self._used, self._copied, self._made = 0, {}, {}
         try:
             with torch.no_grad():
                 copied = self._copy(state)
@@ -36,23 +37,28 @@ class HostCopy:
                     torch.cuda.current_stream(device).synchronize()
         finally:
             del self._buffers[self._used :]
-            self._copied = {}
+            self._copied, self._made = {}, {}
         return copied
 
     def _copy(self, value: Any) -> Any:
         kind = type(value)
         if kind in _ATOMS:
             return value
+        made = self._made.get(id(value))  # what the state holds twice, the copy does, too
+        if made is not None:
+            return made
         if isinstance(value, torch.Tensor):
-            return self._tensor(value)
-        if kind in (dict, collections.OrderedDict):
+            made = self._tensor(value)
+        elif kind in (dict, collections.OrderedDict):
             made = kind((self._copy(key), self._copy(item)) for key, item in value.items())
             if attributes := getattr(value, "__dict__", None):  # state_dict()'s _metadata
                 made.__dict__.update(copy.deepcopy(attributes))
-            return made
-        if kind in (list, tuple):
-            return kind([self._copy(item) for item in value])
-        return copy.deepcopy(value)
+        elif kind in (list, tuple):
+            made = kind([self._copy(item) for item in value])
+        else:
+            made = copy.deepcopy(value)
+        self._made[id(value)] = made
+        return made
 
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         if not _is_plain(tensor):

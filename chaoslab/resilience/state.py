@@ -146,7 +146,7 @@ def digest(value: Any) -> str:
 
 def _fold(sink: Any, value: Any) -> None:
     if isinstance(value, torch.Tensor):
-        tensor = value.detach().cpu().contiguous()
+        tensor = value.detach().resolve_conj().resolve_neg().cpu().contiguous()
         sink.update(f"tensor {tensor.dtype} {tuple(tensor.shape)}".encode())
         sink.update(ctypes.string_at(tensor.data_ptr(), tensor.numel() * tensor.element_size()))
     elif isinstance(value, dict):

@@ -10,7 +10,7 @@ import torch
 
 from chaoslab import probe
 from chaoslab.resilience import digests, layout, retention, saving, snapshot
-from chaoslab.resilience.errors import CheckpointWriteFailed
+from chaoslab.resilience.errors import CheckpointWriteFailed, SaveAbandoned
 
 
 def save_part(
@@ -38,6 +38,8 @@ def save_part(
                 saving.await_commit(save, shard, rank)
     except OSError as error:
         saving.give_up(save.work, rank, delivered=delivered)
+        if rank != 0 and isinstance(error, FileNotFoundError):  # rank 0 has freed all shards
+            raise SaveAbandoned(f"{save.work} is gone, or emptied: rank 0 has given up") from error
         raise CheckpointWriteFailed(saving.advice(save.final.parent, error)) from error
     except BaseException:
         saving.give_up(save.work, rank, delivered=delivered)

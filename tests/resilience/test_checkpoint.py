@@ -9,51 +9,32 @@ import shutil
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
+from checkpoints import (
+    RANKS,
+    change_the_format,
+    flip_a_bit,
+    lose_a_shard,
+    lose_the_manifest,
+    manager,
+    names,
+    save_all,
+    state_of,
+    tear_the_manifest,
+    truncate,
+    zero_a_hole,
+)
 from hypothesis import given, strategies as st
 
 from chaoslab.resilience import layout, saving
-from chaoslab.resilience.checkpoint import AtomicCheckpointManager
 from chaoslab.resilience.errors import (
     CheckpointCorrupt,
     CheckpointWriteFailed,
     SaveAbandoned,
     SaveTimedOut,
 )
-
-RANKS = 3
-
-
-def manager(directory: Path, rank: int = 0, **options: Any) -> AtomicCheckpointManager:
-    usual = {"world_size": RANKS, "deadline_s": 10.0}
-    return AtomicCheckpointManager(directory, rank=rank, **{**usual, **options})
-
-
-def state_of(rank: int, step: int) -> dict[str, Any]:
-    return {"step": step, "weights": torch.full((1000,), float(100 * step + rank))}
-
-
-def save_all(directory: Path, step: int, *, ranks: int = RANKS, **options: Any) -> list[Any]:
-    """Save as all ranks do, at once; give each rank's path or error."""
-    attempt = options.pop("attempt", "one")
-
-    def one(rank: int) -> Any:
-        try:
-            return manager(directory, rank, **options).save(
-                step, state_of(rank, step), attempt=attempt
-            )
-        except Exception as error:  # noqa: BLE001 - the outcome is looked at by the test
-            return error
-
-    with ThreadPoolExecutor(ranks) as pool:
-        return list(pool.map(one, range(ranks)))
-
-
-def names(directory: Path) -> list[str]:
-    return sorted(path.name for path in directory.iterdir())
 
 
 def test_what_all_ranks_save_each_can_load(tmp_path: Path) -> None:
@@ -79,41 +60,6 @@ def test_the_last_n_stay_and_foreign_files_are_left_alone(tmp_path: Path) -> Non
     found = manager(tmp_path).latest()
     assert found is not None
     assert (found.step, found.refused) == (4, ())
-
-
-def flip_a_bit(path: Path) -> None:
-    shard = path / "rank-00001.pt"
-    data = bytearray(shard.read_bytes())
-    data[len(data) // 2] ^= 1
-    shard.write_bytes(data)
-
-
-def zero_a_hole(path: Path) -> None:
-    shard = path / "rank-00001.pt"
-    data = bytearray(shard.read_bytes())
-    data[1024:2048] = bytes(1024)
-    shard.write_bytes(data)
-
-
-def truncate(path: Path) -> None:
-    os.truncate(path / "rank-00002.pt", 100)
-
-
-def lose_a_shard(path: Path) -> None:
-    (path / "rank-00000.pt").unlink()
-
-
-def lose_the_manifest(path: Path) -> None:
-    (path / "manifest.json").unlink()
-
-
-def tear_the_manifest(path: Path) -> None:
-    (path / "manifest.json").write_text('{"format": 1, "step":')
-
-
-def change_the_format(path: Path) -> None:
-    text = (path / "manifest.json").read_text()
-    (path / "manifest.json").write_text(text.replace('"format": 2', '"format": 1'))
 
 
 @pytest.mark.parametrize(
@@ -212,13 +158,6 @@ def test_a_read_only_directory_is_told(tmp_path: Path) -> None:
     assert status == 0
 
 
-def test_a_path_that_is_a_file_is_told(tmp_path: Path) -> None:
-    """A file in the directory's place is an error of writing, not a crash."""
-    (tmp_path / "file").write_text("")
-    with pytest.raises(CheckpointWriteFailed, match="want a writable directory"):
-        manager(tmp_path / "file", world_size=1).save(1, state_of(0, 1))
-
-
 def test_a_reason_to_stop_ends_the_wait(tmp_path: Path) -> None:
     """A rank that waits for its peers leaves when it is told that the group is lost."""
     with pytest.raises(SaveAbandoned, match="generation moved on"):
@@ -313,10 +252,3 @@ def test_retention_keeps_the_newest(steps: list[int], committed: int, keep: int)
     past = sorted({step for step in [*steps, committed] if step <= committed})
     assert {step for step in kept if step > committed} == ({future} if future else set())
     assert sorted(step for step in kept if step <= committed) == past[-keep:]
-
-
-@pytest.mark.parametrize("wrong", [{"keep": 0}, {"rank": 3}, {"deadline_s": 0}])
-def test_a_manager_that_cannot_be_is_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
-    """The message shows what was given and what is wanted."""
-    with pytest.raises(ValueError, match="want keep >= 1"):
-        AtomicCheckpointManager(tmp_path, **{"rank": 0, "world_size": 3, **wrong})

@@ -1,0 +1,346 @@
+"""async_save: copies, returns, and says at the next call how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import io
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from checkpoints import alone, in_a_child, manager, names, on_disk, state_of
+from hypothesis import given, strategies as st
+
+from chaoslab import probe
+from chaoslab.resilience.checkpoint import AtomicCheckpointManager
+from chaoslab.resilience.errors import CheckpointWriteFailed, SaveAbandoned, SaveTimedOut
+from chaoslab.resilience.snapshot import HostCopy
+from chaoslab.resilience.state import digest
+
+LIMIT_S = 20.0
+
+
+def until(condition: Callable[[], Any], awaited: str) -> None:
+    deadline_s = time.monotonic() + LIMIT_S
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited for {awaited}"
+        time.sleep(0.002)
+
+
+@pytest.fixture
+def hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """Hold the next save of this process in its fifth write; give what releases it."""
+    events = tmp_path / "events.jsonl"
+    told = [{"point": "save", "nth": 1, "at_write": 5}]
+    monkeypatch.setenv("CHAOSLAB_EVENTS", str(events))
+    monkeypatch.setenv("CHAOSLAB_HOLD", json.dumps(told))
+    probe._reset()
+    release = Path(f"{events}.release")
+    yield release.touch
+    release.touch()
+    probe._reset()
+
+
+def is_held(tmp_path: Path) -> bool:
+    events = tmp_path / "events.jsonl"
+    return events.exists() and '"held"' in events.read_text()
+
+
+def test_what_is_saved_is_the_state_of_the_call(tmp_path: Path, hold: Callable[[], None]) -> None:
+    """The call returns before the shard is written; later steps do not reach the copy."""
+    saver = alone(tmp_path / "c")
+    state = {"weights": torch.zeros(1000), "steps": [1]}
+    saver.async_save(1, state)
+    until(lambda: is_held(tmp_path), "the hold inside the save")
+    state["weights"] += 1
+    state["steps"].append(2)
+    hold()
+    assert saver.wait() == tmp_path / "c" / "step-00000001"
+    loaded = saver.load(1)
+    assert torch.equal(loaded["weights"], torch.zeros(1000))
+    assert loaded["steps"] == [1]
+    assert saver.wait() is None
+
+
+def test_a_second_save_waits_for_the_first(tmp_path: Path) -> None:
+    """One after the other in order, whichever kind the second is; the memory is used again."""
+    saver = alone(tmp_path)
+    for step in range(1, 6):
+        saver.async_save(step, state_of(0, step))
+    saver.save(6, state_of(0, 6))
+    assert names(tmp_path) == [f"step-0000000{step}" for step in (4, 5, 6)]
+    for step in (4, 5, 6):
+        assert torch.equal(saver.load(step)["weights"], state_of(0, step)["weights"])
+
+
+def test_a_first_save_that_does_not_end_is_an_error_within_the_deadline(
+    tmp_path: Path, hold: Callable[[], None]
+) -> None:
+    """A disk that hangs stops neither the caller for good nor the save itself."""
+    saver = alone(tmp_path / "c", deadline_s=0.2)
+    saver.async_save(1, state_of(0, 1))
+    until(lambda: is_held(tmp_path), "the hold inside the save")
+    for call in (lambda: saver.async_save(2, state_of(0, 2)), lambda: saver.wait(0.1)):
+        with pytest.raises(CheckpointWriteFailed, match="step 1 is still in flight after 0"):
+            call()
+    hold()
+    assert saver.wait() == tmp_path / "c" / "step-00000001"
+
+
+def test_an_error_surfaces_at_the_next_call_once(tmp_path: Path) -> None:
+    """Rank 1 never comes: wait() says so, the next wait() has nothing to say."""
+    saver = manager(tmp_path, world_size=2, deadline_s=0.1)
+    saver.async_save(1, state_of(0, 1))
+    with pytest.raises(SaveTimedOut, match="rank-00001"):
+        saver.wait()
+    assert saver.wait() is None
+
+
+@pytest.mark.parametrize("kind", ["save", "async_save"])
+def test_a_rank_that_reports_an_earlier_error_frees_its_peers_at_once(
+    kind: str, tmp_path: Path
+) -> None:
+    """The error comes in place of the next save, whose other ranks do not wait an hour."""
+    late = manager(tmp_path, world_size=2, deadline_s=0.1)
+    late.async_save(1, state_of(0, 1))
+    until(lambda: threading.active_count() == 1, "the first save to end")
+    with pytest.raises(SaveTimedOut):
+        getattr(late, kind)(2, state_of(0, 2), attempt="next")
+    with pytest.raises(SaveAbandoned, match="rank-00000"):
+        manager(tmp_path, 1, world_size=2, deadline_s=3600).save(2, state_of(1, 2), attempt="next")
+    assert late.latest() is None
+
+
+def test_a_user_error_surfaces_as_it_is(tmp_path: Path) -> None:
+    """What torch.save cannot pickle is told with its own error."""
+    saver = alone(tmp_path)
+    saver.async_save(1, {"bad": lambda: None})
+    with pytest.raises(Exception, match=r"pickle|local object"):
+        saver.close()
+    assert saver.latest() is None
+
+
+def test_a_save_in_flight_is_abandoned_on_request(tmp_path: Path) -> None:
+    """A generation is torn down: its save ends at once, quietly; the one before is untouched."""
+    saver = manager(tmp_path, world_size=2, deadline_s=3600)
+    single = alone(tmp_path)
+    single.save(1, state_of(0, 1))
+    saver.async_save(2, state_of(0, 2))
+    assert saver.abandon("generation 3 is gone")
+    assert saver.wait() is None
+    assert single.latest() is not None
+    single.sweep()
+    assert names(tmp_path) == ["step-00000001"]
+    assert saver.abandon("nothing is in flight")
+
+
+def test_the_caller_can_stop_a_save_in_flight_as_well(tmp_path: Path) -> None:
+    """should_stop is asked in the background; its reason is the error's."""
+    lost: list[str] = []
+    saver = manager(tmp_path, world_size=2, deadline_s=3600)
+    saver.async_save(1, state_of(0, 1), should_stop=lambda: lost[0] if lost else None)
+    lost.append("peer 1 was lost")
+    with pytest.raises(SaveAbandoned, match="peer 1 was lost"):
+        saver.wait()
+
+
+def test_a_shard_is_abandoned_while_it_is_being_written(
+    tmp_path: Path, hold: Callable[[], None]
+) -> None:
+    """Not only a wait for peers ends: so does the writing, at the next block."""
+    saver = alone(tmp_path / "c")
+    saver.async_save(1, {"weights": torch.ones(4_000_000)})
+    until(lambda: is_held(tmp_path), "the hold inside the save")
+    assert not saver.abandon("no longer wanted", limit_s=0)
+    hold()
+    with pytest.raises(SaveAbandoned, match="no longer wanted"):
+        saver.wait()
+    assert saver.latest() is None
+    saver.save(1, {"weights": torch.ones(10)})
+    assert names(tmp_path / "c") == ["step-00000001"]
+
+
+def test_close_waits_and_a_block_that_fails_abandons(tmp_path: Path) -> None:
+    """As a context manager it commits on the way out, unless the way out is an error."""
+    with alone(tmp_path) as saver:
+        saver.async_save(1, state_of(0, 1))
+    assert names(tmp_path) == ["step-00000001"]
+    pair = manager(tmp_path, world_size=2, deadline_s=3600)
+    with contextlib.suppress(KeyError), pair:
+        pair.async_save(2, state_of(0, 2))
+        raise KeyError
+    assert pair.wait() is None
+    assert threading.active_count() == 1
+
+
+def test_no_thread_runs_but_during_a_save(tmp_path: Path) -> None:
+    """Neither import nor construction starts one, so that a process may fork."""
+    saver = alone(tmp_path)
+    assert threading.active_count() == 1
+    saver.async_save(1, state_of(0, 1))
+    saver.wait()
+    assert threading.active_count() == 1
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_save(
+    tmp_path: Path, hold: Callable[[], None]
+) -> None:
+    """The child has no such thread: it sees none in flight, and saves on its own."""
+    saver = alone(tmp_path / "c")
+    saver.async_save(1, state_of(0, 1))
+    until(lambda: is_held(tmp_path), "the hold inside the save")
+
+    def child() -> None:
+        os.environ.pop("CHAOSLAB_HOLD")
+        assert saver.wait() is None
+        saver.async_save(2, state_of(0, 2), attempt="child")
+        assert saver.wait(LIMIT_S) == tmp_path / "c" / "step-00000002"
+
+    assert in_a_child(child) == (0, "")
+    hold()
+    assert saver.wait() == tmp_path / "c" / "step-00000001"
+    assert names(tmp_path / "c") == ["step-00000001", "step-00000002"]
+
+
+def test_a_forked_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
+    """What an abandoned save leaves can be swept although a child of that moment lives on."""
+    saver = manager(tmp_path, world_size=2, deadline_s=3600)
+    saver.async_save(1, state_of(0, 1))
+    work = tmp_path / ".tmp-step-00000001-solo"
+    until((work / "rank-00000.pt.note").exists, "the shard")
+    read, write = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.close(write)
+        os.read(read, 1)  # until the parent is done
+        os._exit(0)
+    os.close(read)
+    assert saver.sweep() == []
+    assert saver.abandon("over")
+    assert saver.sweep() == [work]
+    os.close(write)
+    os.waitpid(pid, 0)
+
+
+def test_a_process_that_ends_waits_for_its_save(tmp_path: Path) -> None:
+    """A script that forgets to wait still commits its last checkpoint."""
+    script = (
+        "import sys, torch\n"
+        "from chaoslab.resilience import AtomicCheckpointManager\n"
+        "saver = AtomicCheckpointManager(sys.argv[1], rank=0, world_size=1)\n"
+        "saver.async_save(7, {'weights': torch.ones(3_000_000)})\n"
+    )
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, timeout=60)
+    found = AtomicCheckpointManager(tmp_path, rank=0, world_size=1).latest()
+    assert found is not None
+    assert found.step == 7
+
+
+def storage_bytes(state: Any) -> bytes:
+    file = io.BytesIO()
+    torch.save(state, file)
+    return file.getvalue()
+
+
+Leaves = st.one_of(
+    st.none(),
+    st.integers(),
+    st.text(max_size=3),
+    st.binary(max_size=3),
+    st.floats(allow_nan=False),
+    st.integers(0, 5).map(lambda n: torch.arange(float(n))),
+    st.just(torch.eye(3).t()),
+    st.just(torch.arange(10)[3:7]),
+    st.just(torch.eye(2).to_sparse()),
+    st.builds(lambda: torch.nn.Parameter(torch.ones(2))),
+    st.builds(bytearray),
+)
+States = st.recursive(
+    Leaves,
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=4),
+        st.lists(inner, max_size=4).map(tuple),
+        st.dictionaries(st.text(max_size=2), inner, max_size=4),
+        st.dictionaries(st.integers(), inner, max_size=4).map(OrderedDict),
+    ),
+    max_leaves=12,
+)
+
+
+@on_disk
+@given(States, States)
+def test_a_copy_is_bit_for_bit_the_state(first: Any, second: Any) -> None:
+    """Whatever was copied into the same memory before."""
+    host = HostCopy()
+    for state in (first, second, first):
+        copied = host.take(state)
+        assert storage_bytes(copied) == storage_bytes(state)
+        assert type(copied) is type(state)
+
+
+def test_a_lazily_conjugated_tensor_is_copied_as_what_it_stands_for() -> None:
+    """Its memory holds the other sign; the copy, and the digest, are of the value."""
+    number = torch.tensor([1 + 2j])
+    copied = HostCopy().take([number.conj()])
+    number.zero_()
+    assert torch.equal(copied[0], torch.tensor([1 - 2j]))
+    assert digest(copied[0]) == digest(torch.tensor([1 + 2j]).conj()) != digest(copied[0].conj())
+
+
+def shared_state() -> dict[str, Any]:
+    base = torch.arange(12.0)
+    inner = {"x": torch.ones(3)}
+    return {
+        "whole": base,
+        "view": base.view(3, 4).t(),
+        "tail": base[8:],
+        "twice": [inner, inner],
+        "model": torch.nn.Linear(2, 2).state_dict(),
+    }
+
+
+def test_a_copy_shares_within_what_the_state_shares_within() -> None:
+    """torch.save writes the same bytes of both: a tied weight is stored once."""
+    state = shared_state()
+    copied = HostCopy().take(state)
+    assert storage_bytes(copied) == storage_bytes(state)
+    copied["whole"][0] = 7
+    assert copied["view"][0, 0] == 7
+    assert copied["model"]._metadata == state["model"]._metadata
+
+
+def test_a_copy_shares_nothing_with_the_state() -> None:
+    """Changing every tensor and container of the live state leaves the copy as it was."""
+    state = shared_state()
+    before = digest(state)
+    copied = HostCopy().take(state)
+    for tensor in (state["whole"], state["twice"][0]["x"], *state["model"].values()):
+        tensor.add_(1)
+    state["twice"].append(None)
+    state["model"].clear()
+    assert digest(copied) == before
+
+
+def test_the_memory_of_a_copy_is_used_again() -> None:
+    """The same sizes: the same addresses; other sizes: other memory for these only."""
+    host = HostCopy()
+    state = {"a": torch.ones(100), "b": torch.ones(200)}
+    first = {name: tensor.data_ptr() for name, tensor in host.take(state).items()}
+    state = {name: tensor + 1 for name, tensor in state.items()}
+    second = host.take(state)
+    assert {name: tensor.data_ptr() for name, tensor in second.items()} == first
+    assert digest(second) == digest(state)
+    state["a"] = torch.ones(300)
+    third = host.take(copy.deepcopy(state))
+    assert third["b"].data_ptr() == first["b"]
+    assert digest(third) == digest(state)
