@@ -22,18 +22,22 @@ ALGORITHM: Final = "xxh3-128"
 DIGEST_HEX: Final = 32
 """Characters of one digest in hexadecimal."""
 
-LEAST_BLOCK_BYTES: Final = 1 << 20
-MOST_BLOCKS: Final = 1024
-"""Bounds what the digests take in a manifest: 32 kB a shard, about."""
+LEAST_BLOCK_BYTES: Final = 256 << 10
+MOST_BLOCK_BYTES: Final = 1 << 20
+FEW_BLOCKS: Final = 1024
+"""Small blocks until there are so many, then larger ones: 33 kB of digests for a shard of up to
+1 GB, 31 kB a GB beyond. A block that is only partly wanted is copied, which costs little while it
+stays in a core's cache.
+"""
 
 PIECE_BYTES: Final = 256 << 10
 """Digested and copied in pieces that stay in a core's own cache in between."""
 
 
 def block_bytes_for(size_bytes: int) -> int:
-    """Choose the block size of a file of about this size: a power of two, at least 1 MiB."""
+    """Choose the block size of a file of about this size: 256 kiB, 512 kiB or 1 MiB."""
     block_bytes = LEAST_BLOCK_BYTES
-    while block_bytes * MOST_BLOCKS < size_bytes:
+    while block_bytes < MOST_BLOCK_BYTES and block_bytes * FEW_BLOCKS < size_bytes:
         block_bytes *= 2
     return block_bytes
 

@@ -117,10 +117,10 @@ def test_large_blocks_are_digested_in_pieces() -> None:
 @on_disk
 @given(st.integers(0, 1 << 50))
 def test_the_digests_of_a_shard_stay_few(size_bytes: int) -> None:
-    """At most 1024 of them, of blocks of at least 1 MiB."""
+    """At most 1024 of them, or one a MiB."""
     block_bytes = digests.block_bytes_for(size_bytes)
-    assert block_bytes >= 1 << 20
-    assert size_bytes <= block_bytes * digests.MOST_BLOCKS
+    assert 1 << 18 <= block_bytes <= 1 << 20
+    assert size_bytes <= block_bytes * 1024 or block_bytes == 1 << 20
 
 
 def big_state() -> dict[str, Any]:
@@ -143,7 +143,7 @@ def test_a_verified_load_reads_each_byte_once(tmp_path: Path) -> None:
     taken_bytes = read_bytes() - before_bytes
     assert all(torch.equal(loaded[name], state[name]) for name in state)
     size_bytes = (path / "rank-00000.pt").stat().st_size
-    most_repeated_bytes = 5 * digests.LEAST_BLOCK_BYTES  # the end, where a zip file has its index
+    most_repeated_bytes = 8 * digests.LEAST_BLOCK_BYTES  # the end, where a zip file has its index
     assert size_bytes <= taken_bytes <= size_bytes + most_repeated_bytes
 
 
