@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from chaoslab.resilience import saving
-from chaoslab.resilience.errors import CheckpointWriteFailed
+from chaoslab.resilience.errors import CheckpointWriteFailed, SaveAbandoned
 
 
 class InFlight:
@@ -72,9 +72,14 @@ class InFlight:
         return self._path
 
     def join(self, limit_s: float, should_stop: saving.StopReason = lambda: None) -> None:
-        """Wait for its end. Raises: CheckpointWriteFailed when it has not come by the limit."""
+        """Wait for its end.
+
+        Raises: SaveAbandoned when told to stop; CheckpointWriteFailed at the limit.
+        """
         began_s = time.monotonic()
         if not self.has_ended(limit_s, should_stop):
+            if (reason := should_stop()) is not None:
+                raise SaveAbandoned(f"waited for the save of step {self.step} to end: {reason}")
             raise CheckpointWriteFailed(
                 f"the save of step {self.step} is still in flight after "
                 f"{time.monotonic() - began_s:.1f} s: want saves that end before the next; save "

@@ -148,9 +148,9 @@ def candidates(directory: Path) -> list[tuple[int, Path]]:
 
 def read_manifest(path: Path) -> Manifest:
     """Read a checkpoint's manifest. Raises: CheckpointCorrupt."""
-    if not (path / MANIFEST).is_file():  # so that a pipe of that name is not waited for
-        raise CheckpointCorrupt(f"{path}: no {MANIFEST}: the save did not finish")
     try:
+        if not (path / MANIFEST).is_file():  # so that a pipe of that name is not waited for
+            raise CheckpointCorrupt(f"{path}: no {MANIFEST}: the save did not finish")
         value = json.loads((path / MANIFEST).read_text(encoding="utf-8"))
         _refuse_other_formats(path, value)
         if value.pop("check") != _check(value):

@@ -13,7 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 from chaoslab.resilience import layout, saving
-from chaoslab.resilience.errors import CheckpointCorrupt, CheckpointWriteFailed
+from chaoslab.resilience.errors import CheckpointCorrupt, CheckpointError, CheckpointWriteFailed
 
 
 def commit(save: saving.Save, manifest: layout.Manifest) -> None:
@@ -64,11 +64,15 @@ def tidy(directory: Path, *, committed: int, keep: int, damaged: Collection[Path
     """Remove what is no longer wanted; a failure here costs space, never the save.
 
     damaged: checkpoints known not to verify, which do not count. At most `keep` up to the step
-    committed stay, and one later step.
+    committed stay, and one later step. One that holds something foreign is not counted, and stays.
     """
-    sweep(directory, up_to=committed)
-    with contextlib.suppress(OSError, CheckpointCorrupt):
-        found = [item for item in layout.candidates(directory) if item[1].name[0] != "."]
+    with contextlib.suppress(OSError, CheckpointError):
+        sweep(directory, up_to=committed)
+        found = [
+            (step, path)
+            for step, path in layout.candidates(directory)
+            if path.name[0] != "." and not layout.foreign_entries(path)
+        ]
         whole = [step for step, path in found if path not in damaged and is_whole(path)]
         future = _verified_future(found, committed)
         kept = layout.retained(whole, committed=committed, keep=keep, future=future)

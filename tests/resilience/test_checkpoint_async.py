@@ -154,6 +154,19 @@ def test_the_caller_can_stop_a_save_in_flight_as_well(tmp_path: Path) -> None:
         saver.wait()
 
 
+def test_a_reason_to_stop_ends_the_wait_for_the_save_before(
+    tmp_path: Path, hold: Callable[[], None]
+) -> None:
+    """The caller is let go with its own reason; the save in flight goes on."""
+    saver = alone(tmp_path / "c")
+    saver.async_save(1, state_of(0, 1))
+    until(lambda: is_held(tmp_path), "the hold inside the save")
+    with pytest.raises(SaveAbandoned, match="step 1 to end: generation moved on"):
+        saver.async_save(2, state_of(0, 2), should_stop=lambda: "generation moved on")
+    hold()
+    assert saver.wait() == tmp_path / "c" / "step-00000001"
+
+
 def test_a_shard_is_abandoned_while_it_is_being_written(
     tmp_path: Path, hold: Callable[[], None]
 ) -> None:
