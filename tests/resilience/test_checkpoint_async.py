@@ -13,12 +13,13 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from checkpoints import alone, in_a_child, manager, names, on_disk, state_of
+from checkpoints import RANKS, alone, in_a_child, manager, names, on_disk, state_of
 from hypothesis import given, strategies as st
 
 from chaoslab import probe
@@ -81,6 +82,23 @@ def test_a_second_save_waits_for_the_first(tmp_path: Path) -> None:
     assert names(tmp_path) == [f"step-0000000{step}" for step in (4, 5, 6)]
     for step in (4, 5, 6):
         assert torch.equal(saver.load(step)["weights"], state_of(0, step)["weights"])
+
+
+def test_all_ranks_save_in_the_background(tmp_path: Path) -> None:
+    """Three ranks, three steps, nobody waits in between: each finds its own part."""
+    savers = [manager(tmp_path, rank) for rank in range(RANKS)]
+
+    def train(rank: int) -> None:
+        with savers[rank] as saver:
+            for step in (1, 2, 3):
+                saver.async_save(step, state_of(rank, step), attempt="g1")
+
+    with ThreadPoolExecutor(RANKS) as pool:
+        list(pool.map(train, range(RANKS)))
+    for rank, saver in enumerate(savers):
+        assert saver.survey().steps == (3, 2, 1)
+        for step in (1, 2, 3):
+            assert torch.equal(saver.load(step)["weights"], state_of(rank, step)["weights"])
 
 
 def test_a_first_save_that_does_not_end_is_an_error_within_the_deadline(
