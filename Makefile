@@ -22,7 +22,7 @@ scenarios: setup
 
 nightly: setup
 	@$(PYTEST) --nightly tests
-	@$(PYTEST) --chaos-repeat=5 scenarios
+	@$(PYTEST) --nightly --chaos-repeat=5 scenarios
 
 setup:
 	@tools/setup

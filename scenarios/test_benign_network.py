@@ -1,7 +1,11 @@
 """A link that is a little bad must trigger nothing: no restart, no new group, no lost step."""
 
+import pytest
+
 from chaoslab import Injection, Scenario, at_step, bounds, faults, node, run
 from scenarios.jobs import CHARLM
+
+pytestmark = pytest.mark.nightly
 
 HOLDS = [bounds.never_restarts(), bounds.finishes(), bounds.same_result_as_twin()]
 

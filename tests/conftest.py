@@ -1,4 +1,4 @@
-"""What all tests share: their order, and the nightly mark."""
+"""What all tests share: their order, and how properties are tested."""
 
 import os
 import sys
@@ -26,19 +26,10 @@ def forgotten_reports():
         runner.SESSION.reports.clear()
 
 
-def pytest_addoption(parser):
-    parser.addoption("--nightly", action="store_true", help="run the tests that take minutes too")
-
-
 FAST_FIRST = ("values", "measure", "bounds", "report", "cluster", "agent", "resilience", "inject")
 
 
-def pytest_collection_modifyitems(config, items):
-    """Put the fast tests first; leave the ones that take minutes to the night."""
+def pytest_collection_modifyitems(items):
+    """Put the fast tests first."""
     place = {name: nth for nth, name in enumerate(FAST_FIRST)}
     items.sort(key=lambda item: place.get(item.path.parent.name, len(place)))
-    if config.getoption("--nightly"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("nightly")]
-    items[:] = [item for item in items if item not in left_out]
-    config.hook.pytest_deselected(items=left_out)
