@@ -1,0 +1,196 @@
+"""How long a job of four ranks is away after SIGKILL of one: three ways to restart, side by side.
+
+    python benchmarks/recovery.py [--repeats 5] [--modes standby,fresh,torchrun]
+
+All on the loopback interface, with examples/charlm.py. Counted from the SIGKILL until every rank
+has completed a step beyond the highest before it. noticed: until the last survivor's
+failure_seen. fresh: a new interpreter at once. torchrun: one agent, --max-restarts, same script.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import runpy
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[1]
+SCRIPT = ROOT / "examples" / "charlm.py"
+RANKS = 4
+VICTIM = 2
+LIMIT_S = 120.0
+ARGUMENTS = ["--steps", "1000000", "--save-every", "20", "--step-floor-s", "0.05",
+             "--patience-s", "60"]  # fmt: skip
+MODES = ("standby", "fresh", "torchrun")
+
+
+class Job:
+    """Four ranks under one of the modes, and what they tell."""
+
+    def __init__(self, mode: str, place: Path, store: str) -> None:
+        self.mode, self.place = mode, place
+        self.environment = os.environ | {
+            "CHAOSLAB_STORE": store,
+            "CHAOSLAB_CHECKPOINTS": str(place / "checkpoints"),
+            "CHAOSLAB_BENCH": str(place),
+            "OMP_NUM_THREADS": "1",
+            # facts: without it a restart may read the dead attempt's addresses
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        }
+        self.processes: dict[int, subprocess.Popen[bytes]] = {}
+        self.incarnations = dict.fromkeys(range(RANKS), 0)
+
+    def start(self) -> None:
+        """Start every rank, or the one agent that does."""
+        if self.mode == "torchrun":
+            command = [sys.executable, "-m", "torch.distributed.run", "--standalone",
+                       f"--nproc-per-node={RANKS}", "--max-restarts=100", __file__]  # fmt: skip
+            self.processes[0] = self._spawn([*command, "--as-rank", *ARGUMENTS], {})
+            return
+        for rank in range(RANKS):
+            self.start_rank(rank)
+
+    def start_rank(self, rank: int) -> None:
+        """Start one rank, or its standby."""
+        own = {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(RANKS),
+            "CHAOSLAB_INCARNATION": str(self.incarnations[rank]),
+        }
+        warm = ["-m", "chaoslab.resilience.standby", "--restarts", "1000"]
+        command = [sys.executable, *(warm if self.mode == "standby" else []), __file__]
+        self.processes[rank] = self._spawn([*command, "--as-rank", *ARGUMENTS], own)
+
+    def _spawn(self, command: list[str], own: dict[str, str]) -> subprocess.Popen[bytes]:
+        log = (self.place / "log").open("ab")
+        return subprocess.Popen(
+            command, env=self.environment | own, stdout=log, stderr=log, start_new_session=True
+        )
+
+    def events(self) -> list[dict[str, Any]]:
+        """Read what all ranks have told so far."""
+        found = []
+        for path in self.place.glob("rank-*.jsonl"):
+            whole = path.read_text(encoding="utf-8").rpartition("\n")[0]
+            found += [json.loads(line) for line in whole.splitlines()]
+        return found
+
+    def highest(self) -> dict[int, int]:
+        """Give each rank's highest step."""
+        steps = dict.fromkeys(range(RANKS), 0)
+        for event in self.events():
+            if event["kind"] == "step":
+                steps[event["rank"]] = max(steps[event["rank"]], event["step"])
+        return steps
+
+    def until_step(self, step: int) -> None:
+        """Wait until every rank has completed this step."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while min(self.highest().values()) < step:
+            if time.monotonic() > deadline_s:
+                said = (self.place / "log").read_text(errors="replace")[-3000:]
+                raise SystemExit(f"{self.mode}: step {step} not reached in {LIMIT_S} s:\n{said}")
+            time.sleep(0.02)
+
+    def kill_one(self) -> tuple[float, float]:
+        """Kill the victim, wait until all are back; give the seconds until noticed and back."""
+        started = [e for e in self.events() if e["kind"] == "rank_started" and e["rank"] == VICTIM]
+        before = max(self.highest().values())
+        killed_s = time.monotonic()
+        os.kill(started[-1]["pid"], signal.SIGKILL)
+        if self.mode == "fresh":
+            self.processes[VICTIM].wait()
+            self.incarnations[VICTIM] += 1
+            self.start_rank(VICTIM)
+        self.until_step(before + 1)
+        later = [event for event in self.events() if event["t_s"] >= killed_s]
+        back = {
+            rank: min(e["t_s"] for e in later if e["kind"] == "step" and e["rank"] == rank
+                      and e["step"] > before)
+            for rank in range(RANKS)
+        }  # fmt: skip
+        seen = [e["t_s"] for e in later if e["kind"] == "failure_seen" and e["rank"] != VICTIM]
+        noticed_s = max(seen) - killed_s if seen else float("nan")
+        return noticed_s, max(back.values()) - killed_s
+
+    def close(self) -> None:
+        """End everything."""
+        for process in self.processes.values():
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(signal.SIGTERM)
+        for process in self.processes.values():
+            try:
+                process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+
+
+@contextlib.contextmanager
+def running_store() -> Iterator[str]:
+    """Run a store; give its address."""
+    command = [sys.executable, "-m", "chaoslab.resilience.store", "--listen", "127.0.0.1:0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().split()[1]
+        finally:
+            process.terminate()
+
+
+def measure(mode: str, repeats: int) -> None:
+    """Measure one mode and print its line."""
+    with tempfile.TemporaryDirectory(prefix="chaoslab-bench-") as directory, running_store() as at:
+        job = Job(mode, Path(directory), at)
+        try:
+            job.start()
+            job.until_step(30)
+            figures = []
+            for _ in range(repeats):
+                figures.append(job.kill_one())
+                job.until_step(max(job.highest().values()) + 25)
+        finally:
+            job.close()
+    for name, values in zip(("noticed", "back"), zip(*figures, strict=True), strict=True):
+        told = [value for value in values if value == value]  # noqa: PLR0124  not a number: none
+        if told:
+            print(
+                f"{mode:9s} {name:8s} median {statistics.median(told):6.2f} s  "
+                f"(least {min(told):.2f}, most {max(told):.2f}, n={len(told)})"
+            )
+
+
+def be_rank(arguments: list[str]) -> None:
+    """Be a rank: events into a file of its own, then the script."""
+    rank = os.environ["RANK"]
+    os.environ["CHAOSLAB_EVENTS"] = f"{os.environ['CHAOSLAB_BENCH']}/rank-{rank}.jsonl"
+    os.environ.setdefault("CHAOSLAB_INCARNATION", os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"))
+    sys.argv[:] = [str(SCRIPT), *arguments]
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+
+
+def main() -> None:
+    """Measure all modes, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--modes", default=",".join(MODES))
+    chosen = parser.parse_args()
+    for mode in chosen.modes.split(","):
+        measure(mode, chosen.repeats)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--as-rank"]:
+        be_rank(sys.argv[2:])
+    else:
+        main()
