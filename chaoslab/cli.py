@@ -8,6 +8,7 @@ from pathlib import Path
 
 import chaoslab
 from chaoslab.cluster.scratch import sweep
+from chaoslab.resilience import store_command
 
 _WHAT = "Break a distributed PyTorch job on purpose, measure how it recovers, judge it by bounds."
 
@@ -18,9 +19,15 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=chaoslab.__version__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     cleanup = commands.add_parser("cleanup", help="remove what killed runs have left behind")
-    cleanup.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR",
-                         help="where half-written reports are looked for (reports/)")  # fmt: skip
+    where = "where half-written reports are looked for (reports/)"
+    cleanup.add_argument(
+        "--reports", type=Path, default=Path("reports"), metavar="DIR", help=where
+    )
+    store = commands.add_parser("store", help="run a rendezvous store for a job")
+    store_command.add_arguments(store)
     chosen = parser.parse_args(arguments)
+    if chosen.command == "store":
+        return store_command.run(chosen.listen, events=chosen.events)
     return _cleanup(chosen.reports)
 
 
