@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import random
 
 
@@ -34,14 +35,34 @@ class Backoff:
 
     def __post_init__(self) -> None:
         """Refuse values out of range. Raises: ValueError."""
-        if not 0 < self.base_s <= self.cap_s:
+        given = (self.base_s, self.cap_s, self.seed)
+        if (
+            any(isinstance(value, bool) for value in given)
+            or not isinstance(self.seed, int)
+            or not 0 < self.base_s <= self.cap_s < math.inf
+        ):
             raise ValueError(
-                f"Backoff(base_s={self.base_s}, cap_s={self.cap_s}): want 0 < base_s <= cap_s"
+                f"Backoff(base_s={self.base_s}, cap_s={self.cap_s}, seed={self.seed!r}): "
+                "want 0 < base_s <= cap_s in seconds, both finite, and a whole seed"
             )
 
+    def range_s(self, attempt: int) -> float:
+        """Give the longest wait before the attempt of this 0-based number, in seconds.
+
+        Raises: ValueError for a negative number.
+        """
+        if isinstance(attempt, bool) or attempt < 0:
+            raise ValueError(f"attempt {attempt!r}: want 0 for the first, 1 for the second, ...")
+        try:
+            return min(self.cap_s, math.ldexp(self.base_s, attempt))
+        except OverflowError:
+            return self.cap_s
+
     def wait_s(self, attempt: int) -> float:
-        """Give the wait before the attempt of this 0-based number, in seconds."""
-        # 2.0 ** 1024 overflows; beyond 2^60 any base has long reached any cap.
-        limit_s = min(self.cap_s, self.base_s * 2.0 ** min(attempt, 60))
+        """Give the wait before the attempt of this 0-based number, in seconds.
+
+        Raises: ValueError for a negative number.
+        """
+        limit_s = self.range_s(attempt)
         generator = random.Random(f"{self.seed}/{attempt}")  # noqa: S311 - spread, not secret
         return generator.uniform(0.0, limit_s)

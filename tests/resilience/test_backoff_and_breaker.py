@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+import math
+import statistics
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given, strategies as st
 
@@ -30,11 +36,102 @@ def test_ranks_do_not_come_all_at_once() -> None:
     assert max(waits) > 0.9
 
 
-@pytest.mark.parametrize(("base_s", "cap_s"), [(0, 1), (2, 1), (-1, 1)])
-def test_a_backoff_that_cannot_be_is_refused(base_s: float, cap_s: float) -> None:
+RANKS, BIN_S = 16, 0.1
+PEAK = 6
+"""Most of 16 ranks that may come within 100 ms, where waits spread over 2 s: 0.8 are expected."""
+
+
+def peak(arrivals_s: list[float]) -> int:
+    """Give the most arrivals in any bin of 100 ms."""
+    return max(Counter(int(t_s / BIN_S) for t_s in arrivals_s).values())
+
+
+def arrivals_s(job: int, attempts: int, wait_s: Callable[[Backoff, int], float]) -> list[float]:
+    """Give when each rank of a job makes its last of several attempts after a common failure."""
+    ranks = [Backoff(base_s=0.05, cap_s=2.0, seed=job * RANKS + rank) for rank in range(RANKS)]
+    return [sum(wait_s(rank, nth) for nth in range(attempts)) for rank in ranks]
+
+
+def test_sixteen_ranks_that_fail_at_once_come_back_spread() -> None:
+    """Over 200 jobs, attempts that have reached the cap peak at 6 of 16 ranks per 100 ms."""
+    for job in range(200):
+        for attempts in (6, 7, 8, 12):
+            assert peak(arrivals_s(job, attempts, Backoff.wait_s)) <= PEAK
+        ranks = range(job * RANKS, (job + 1) * RANKS)
+        assert peak([Backoff(base_s=2, cap_s=2, seed=seed).wait_s(0) for seed in ranks]) <= PEAK
+
+
+def test_without_jitter_all_come_at_once() -> None:
+    """The planted fault: waits of the same ranges without jitter put 16 of 16 into one bin."""
+    assert peak(arrivals_s(0, 8, Backoff.range_s)) == RANKS
+
+
+@given(
+    base_s=st.floats(1e-9, 1e3),
+    factor=st.floats(1, 1e9),
+    first=st.integers(0, 2000) | st.integers(0, 10**30),
+    more=st.integers(0, 2000),
+)
+def test_ranges_never_shrink_and_end_at_the_cap(
+    base_s: float, factor: float, first: int, more: int
+) -> None:
+    """From base_s on they double until they are the cap, also for huge numbers of attempts."""
+    backoff = Backoff(base_s=base_s, cap_s=base_s * factor)
+    assert backoff.range_s(0) == base_s
+    assert base_s <= backoff.range_s(first) <= backoff.range_s(first + more) <= backoff.cap_s
+    assert backoff.range_s(first + 5000) == backoff.cap_s
+    assert 0 <= backoff.wait_s(first) <= backoff.range_s(first)
+    assert backoff.range_s(first + 1) in (2 * backoff.range_s(first), backoff.cap_s)
+
+
+@given(seed=st.integers(), other=st.integers(), n=st.integers(0, 100))
+def test_waits_are_those_of_the_seed(seed: int, other: int, n: int) -> None:
+    """Equal seeds wait alike in any order and process; different ones differ."""
+    mine, again = Backoff(seed=seed), Backoff(seed=seed)
+    assert [mine.wait_s(k) for k in (n, 0)] == [again.wait_s(k) for k in (0, n)][::-1]
+    assert (mine.wait_s(n) == Backoff(seed=other).wait_s(n)) == (seed == other)
+
+
+def test_waits_are_the_same_in_every_process() -> None:
+    """They depend on nothing but the seed: these were drawn once and for all."""
+    drawn = [round(Backoff(seed=3).wait_s(n), 6) for n in range(4)]
+    assert drawn == [0.025944, 0.057743, 0.130784, 0.389264]
+
+
+def test_the_mean_is_half_the_range() -> None:
+    """Full jitter is uniform: the mean of 2000 seeds is within 5 standard errors."""
+    waits = [Backoff(base_s=1, cap_s=1, seed=seed).wait_s(0) for seed in range(2000)]
+    assert abs(statistics.fmean(waits) - 0.5) < 5 * (1 / 12) ** 0.5 / 2000**0.5
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"base_s": 0, "cap_s": 1},
+        {"base_s": 2, "cap_s": 1},
+        {"base_s": -1, "cap_s": 1},
+        {"base_s": math.nan, "cap_s": 1},
+        {"base_s": 1, "cap_s": math.nan},
+        {"base_s": 1, "cap_s": math.inf},
+        {"base_s": math.inf, "cap_s": math.inf},
+        {"base_s": True, "cap_s": 1},
+        {"base_s": 1, "cap_s": True},
+        {"seed": True},
+        {"seed": 1.5},
+        {"seed": None},
+    ],
+)
+def test_a_backoff_that_cannot_be_is_refused(values: dict[str, Any]) -> None:
     """The message shows what was given and what is wanted."""
-    with pytest.raises(ValueError, match="want 0 < base_s"):
-        Backoff(base_s=base_s, cap_s=cap_s)
+    with pytest.raises(ValueError, match=r"Backoff\(base_s=.*want 0 < base_s <= cap_s"):
+        Backoff(**values)
+
+
+@pytest.mark.parametrize("attempt", [-1, True])
+def test_an_attempt_before_the_first_is_refused(attempt: int) -> None:
+    """Numbers of attempts begin at 0."""
+    with pytest.raises(ValueError, match=f"attempt {attempt}: want 0 for the first"):
+        Backoff().wait_s(attempt)
 
 
 def test_patience_counts_from_the_first_failure() -> None:
