@@ -147,6 +147,8 @@ def _wait_for_all(client: StoreClient, number: int, world_size: int, deadline: _
         return read_generation(value)
     entries = client.multi_get(keys, timeout_s=deadline.left_s())
     missing = [rank for rank, entry in enumerate(entries) if entry is None]
+    if not missing:  # the last of them came just as the wait was ending
+        return read_generation(client.get(GENERATION_KEY, timeout_s=deadline.left_s()))
     raise RendezvousFailed(
         f"generation {number}: ranks {missing} of {world_size} did not join in time; "
         "are they running, and do they reach the store?"
