@@ -13,7 +13,11 @@ if TYPE_CHECKING:
     from chaoslab.resilience.breaker import CIRCUIT_OPEN_STATUS, CircuitBreaker
     from chaoslab.resilience.checkpoint import AtomicCheckpointManager
     from chaoslab.resilience.client import StoreClient
+    from chaoslab.resilience.clipping import Clipped, clip_gradients
+    from chaoslab.resilience.configure import configure_gloo, configure_nccl
+    from chaoslab.resilience.configured import Configured
     from chaoslab.resilience.errors import CircuitOpen
+    from chaoslab.resilience.existing_store import ExistingStoreClient
     from chaoslab.resilience.runner import FaultTolerantRunner, Limits, Task
     from chaoslab.resilience.state import load_training_state, training_state
     from chaoslab.resilience.torch_store import TorchStore
@@ -24,6 +28,9 @@ _MODULES = {
     "CIRCUIT_OPEN_STATUS": "breaker",
     "CircuitBreaker": "breaker",
     "CircuitOpen": "errors",
+    "Clipped": "clipping",
+    "Configured": "configured",
+    "ExistingStoreClient": "existing_store",
     "FaultTolerantRunner": "runner",
     "Limits": "runner",
     "StoreClient": "client",
@@ -31,6 +38,9 @@ _MODULES = {
     "TorchStore": "torch_store",
     "load_training_state": "state",
     "training_state": "state",
+    "clip_gradients": "clipping",
+    "configure_gloo": "configure",
+    "configure_nccl": "configure",
 }
 
 __all__ = [
@@ -39,6 +49,9 @@ __all__ = [
     "Backoff",
     "CircuitBreaker",
     "CircuitOpen",
+    "Clipped",
+    "Configured",
+    "ExistingStoreClient",
     "FaultTolerantRunner",
     "Limits",
     "StoreClient",
@@ -46,6 +59,9 @@ __all__ = [
     "TorchStore",
     "load_training_state",
     "training_state",
+    "clip_gradients",
+    "configure_gloo",
+    "configure_nccl",
 ]
 
 
