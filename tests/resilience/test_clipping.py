@@ -255,3 +255,27 @@ def test_a_norm_beyond_the_smaller_type_is_judged_alike(store: Store) -> None:
         return not found.skip and bool(parameter.grad.isfinite().all())
 
     assert in_two_ranks(store, work) == [0, 0]
+
+
+@pytest.mark.usefixtures("warmed")
+def test_dtensors_bring_their_own_group(store: Store) -> None:
+    """Sharded as by FSDP2: the norm is the whole's, and a NaN in one shard skips on both ranks."""
+
+    def work(rank: int) -> bool:
+        from torch.distributed.device_mesh import init_device_mesh  # noqa: PLC0415 - in the rank
+        from torch.distributed.tensor import Shard, distribute_tensor  # noqa: PLC0415
+
+        mesh = init_device_mesh("cpu", (2,))
+        whole = torch.arange(8.0)
+        parameter = distribute_tensor(torch.zeros(8), mesh, [Shard(0)]).requires_grad_()
+        parameter.grad = distribute_tensor(whole, mesh, [Shard(0)])
+        found = clip_gradients([parameter], 1.0)
+        mine = whole.chunk(2)[rank] / whole.norm()
+        right = torch.allclose(parameter.grad.to_local(), mine, atol=1e-5)
+        if rank == 1:
+            parameter.grad.to_local()[0] = math.nan
+        again = clip_gradients([parameter], 1.0)
+        zeroed = not parameter.grad.to_local().any()
+        return right and math.isclose(found.norm, float(whole.norm())) and again.skip and zeroed
+
+    assert in_two_ranks(store, work) == [0, 0]
