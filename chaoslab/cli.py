@@ -20,9 +20,7 @@ def main(arguments: list[str] | None = None) -> int:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     cleanup = commands.add_parser("cleanup", help="remove what killed runs have left behind")
     where = "where half-written reports are looked for (reports/)"
-    cleanup.add_argument(
-        "--reports", type=Path, default=Path("reports"), metavar="DIR", help=where
-    )
+    cleanup.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help=where)
     store = commands.add_parser("store", help="run a rendezvous store for a job")
     store_command.add_arguments(store)
     chosen = parser.parse_args(arguments)

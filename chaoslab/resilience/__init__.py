@@ -57,11 +57,11 @@ __all__ = [
     "StoreClient",
     "Task",
     "TorchStore",
-    "load_training_state",
-    "training_state",
     "clip_gradients",
     "configure_gloo",
     "configure_nccl",
+    "load_training_state",
+    "training_state",
 ]
 
 

@@ -21,7 +21,7 @@ class CircuitBreaker:
     """
 
     def __init__(self, *, patience_s: float, attempts: int) -> None:
-        if patience_s <= 0 or attempts < 1:
+        if not patience_s > 0 or attempts < 1:
             raise ValueError(
                 f"CircuitBreaker(patience_s={patience_s}, attempts={attempts}): "
                 "want patience_s > 0 and attempts >= 1"

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Final, Self
 
 from chaoslab import probe
 from chaoslab.resilience import frames
@@ -56,6 +56,10 @@ class StoreClient:
         self._busy: set[socket.socket] = set()
         self._closed = threading.Event()
         self._suspect = False
+
+    def again(self, *, timeout_s: float) -> Self:
+        """Give another client of the same store, with connections of its own."""
+        return type(self)(*self.address, timeout_s=timeout_s, backoff=self.backoff)
 
     def suspect(self) -> None:
         """Tell that something has failed: the next try counts as one to connect again."""
@@ -179,16 +183,13 @@ class StoreClient:
             if self._closed.is_set():
                 raise StoreError(f"{request[0].decode()}: this client has been closed")
             attempt_s = min(FIRST_ATTEMPT_S * 2**failed, LONGEST_ATTEMPT_S)
-            if self._suspect:
-                probe.emit("attempt", what="store")
+            self._tell_attempt()
             try:
                 answer = self._attempt(frame, min(left_s, attempt_s + waits_s))
             except OSError as error:
-                self._suspect = True
                 problem = str(error) or type(error).__name__
-                wait_s = self.backoff.wait_s(failed)
+                self._pause(failed, end_s)
                 failed += 1
-                self._closed.wait(min(wait_s, max(end_s - time.monotonic(), 0.0)))
                 continue
             self._suspect = False
             if answer[0] == REFUSED:
@@ -201,6 +202,15 @@ class StoreClient:
             f"store {host}:{port}, {request[0].decode()}: no answer within {limit_s:.3g} s "
             f"({problem}); is the store running and reachable from here?"
         )
+
+    def _tell_attempt(self) -> None:
+        if self._suspect:
+            probe.emit("attempt", what="store")
+
+    def _pause(self, failed: int, end_s: float) -> None:
+        """Wait before the next try, not beyond the end of the call, nor a close."""
+        self._suspect = True
+        self._closed.wait(min(self.backoff.wait_s(failed), max(end_s - time.monotonic(), 0.0)))
 
     def _attempt(self, frame: bytes, limit_s: float) -> list[bytes]:
         """Exchange one frame within the limit; the connection is kept only when that worked."""

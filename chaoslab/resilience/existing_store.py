@@ -28,7 +28,6 @@ from chaoslab.resilience.client import (
     ANSWER_MARGIN_S,
     FIRST_ATTEMPT_S,
     LONGEST_ATTEMPT_S,
-    PAUSE_AFTER_REFUSAL_S,
     StoreClient,
 )
 from chaoslab.resilience.errors import StoreError, StoreTimeout
@@ -42,6 +41,9 @@ CONNECT_S: Final = 5.0
 
 MOST_CALLS: Final = 16
 """Calls in flight, those given up included: a store that is frozen for long costs no more."""
+
+CLOSED_POLL_S: Final = 0.05
+"""Whoever waits for a connection looks this often whether the client has been closed."""
 
 UNWIND_S: Final = 0.2
 """A call that was woken ends within milliseconds; it is awaited this long.
@@ -79,7 +81,6 @@ class ExistingStoreClient(StoreClient):
         self._slots = threading.BoundedSemaphore(MOST_CALLS)
         self._pending: set[_Call[Any]] = set()
         self._ready: queue.SimpleQueue[Connection | Exception] = queue.SimpleQueue()
-        self._stop = threading.Event()
         self._pauses = Backoff(base_s=0.002, cap_s=LONGEST_POLL_S, seed=random.getrandbits(32))
         first = self._guarded(lambda: _copy_of(store, timeout_s), timeout_s, "connect")
         self._origin = first.store
@@ -115,12 +116,13 @@ class ExistingStoreClient(StoreClient):
 
     def again(self, *, timeout_s: float) -> Self:
         """Give another client of the same store."""
-        return type(self)(self._origin, timeout_s=timeout_s)
+        client = type(self)(self._origin, timeout_s=timeout_s)
+        client.backoff = self.backoff
+        return client
 
     def close(self) -> None:
         """End every connection; calls in progress in other threads fail at once."""
-        self._closed = True
-        self._stop.set()
+        self._closed.set()
         for call in list(self._pending):
             call.cancel(StoreError("this client has been closed"))
         with contextlib.suppress(queue.Empty):
@@ -132,18 +134,22 @@ class ExistingStoreClient(StoreClient):
     ) -> list[bytes]:
         """Do one operation that never waits, with the answer that the library's store gives."""
         limit_s = self.timeout_s if timeout_s is None else timeout_s
-        deadline_s, attempt_s = time.monotonic() + limit_s, FIRST_ATTEMPT_S
+        deadline_s, failed = time.monotonic() + limit_s, 0
         name, problem = operation.decode(), "no attempt was made"
         while (left_s := deadline_s - time.monotonic()) > 0:
-            if self._closed:
+            if self._closed.is_set():
                 raise StoreError(f"{name}: this client has been closed")
+            attempt_s = min(FIRST_ATTEMPT_S * 2**failed, LONGEST_ATTEMPT_S)
+            self._tell_attempt()
             try:
-                return self._once(operation, fields, left_s, min(left_s, attempt_s))
+                answer = self._once(operation, fields, left_s, min(left_s, attempt_s))
             except _TryAgain as error:
                 problem = str(error)
-                attempt_s = min(2 * attempt_s, LONGEST_ATTEMPT_S)
-                left_s = max(deadline_s - time.monotonic(), 0.0)
-                self._stop.wait(min(PAUSE_AFTER_REFUSAL_S, left_s))
+                self._pause(failed, deadline_s)
+                failed += 1
+                continue
+            self._suspect = False
+            return answer
         raise StoreTimeout(
             f"store {self._where()}, {name}: no answer within {limit_s:.3g} s ({problem}); "
             "is the store running and reachable from here?"
@@ -194,7 +200,7 @@ class ExistingStoreClient(StoreClient):
             left_s = deadline_s - time.monotonic() - ANSWER_MARGIN_S
             if left_s <= 0:
                 return None
-            self._stop.wait(min(self._pauses.wait_s(polls), left_s))
+            self._closed.wait(min(self._pauses.wait_s(polls), left_s))
             polls += 1
 
     def _holds(
@@ -227,9 +233,9 @@ class ExistingStoreClient(StoreClient):
         threading.Thread(
             target=self._connect, args=[limit_s], name="store-call", daemon=True
         ).start()
-        while not self._closed and (left_s := deadline_s - time.monotonic()) > 0:
+        while not self._closed.is_set() and (left_s := deadline_s - time.monotonic()) > 0:
             try:
-                found = self._ready.get(timeout=min(left_s, PAUSE_AFTER_REFUSAL_S))
+                found = self._ready.get(timeout=min(left_s, CLOSED_POLL_S))
             except queue.Empty:
                 continue
             if isinstance(found, Connection):

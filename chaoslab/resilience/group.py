@@ -49,8 +49,8 @@ class Group:
         self._sockets: dict[int, int] = {}
         self._peers: dict[int, tuple[str, int]] = {}
         self.blamed_rank: int | None = None
-        self._client = StoreClient(*client.address, timeout_s=timeout_s, backoff=client.backoff)
-        self._watcher = StoreClient(*client.address, timeout_s=timeout_s, backoff=client.backoff)
+        self._client = client.again(timeout_s=timeout_s)
+        self._watcher = client.again(timeout_s=timeout_s)
         self._before = sockets.connected()
         self._names: sockets.Names | None = None
         self._connected = threading.Event()
@@ -80,7 +80,8 @@ class Group:
         """Say why the group is lost, None while it is whole; looks at the sockets."""
         if self._lost is None and (fd := self._closed_by_peer()) is not None:
             peer = self._peers.get(fd)
-            self.blamed_rank = self.blame(f"[{peer[0]}]:{peer[1]}") if peer else None
+            owners = self._names.owners if self._names else {}
+            self.blamed_rank = owners.get(f"{peer[0]} {peer[1]}") if peer else None
             self._lose("a peer closed its connection")
         return self._lost
 
@@ -92,7 +93,9 @@ class Group:
         match = sockets.ADDRESS.search(message)
         if match is None or self._names is None:
             return None
-        return self._names.owners.get(f"{match[1].removeprefix('::ffff:')} {match[2]}")
+        # gloo prints the port as it is in memory. Source: Address::str of gloo's tcp/address.cc.
+        port = socket.ntohs(int(match[2]))
+        return self._names.owners.get(f"{match[1].removeprefix('::ffff:')} {port}")
 
     def raise_if_lost(self) -> None:
         """Raise GroupLost when the group is lost."""

@@ -262,7 +262,7 @@ class PollingClient(ExistingStoreClient):
     def prepare(self) -> None:
         self.timeout_s = FOR_EVER_S
         self._pauses = Backoff()
-        self._stop = self  # type: ignore[assignment]
+        self._closed = self  # type: ignore[assignment]
 
     def wait(self, *_: object, **__: object) -> None:  # stands in for an Event's
         self.process.perform(Operation(b"pause"))

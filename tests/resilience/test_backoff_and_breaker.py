@@ -170,7 +170,7 @@ def test_a_job_that_progresses_after_each_failure_lives(moves: list[str]) -> Non
     assert breaker.failures == 0
 
 
-@pytest.mark.parametrize(("patience_s", "attempts"), [(0, 1), (1, 0)])
+@pytest.mark.parametrize(("patience_s", "attempts"), [(0, 1), (1, 0), (float("nan"), 1)])
 def test_a_breaker_that_cannot_be_is_refused(patience_s: float, attempts: int) -> None:
     """The message shows what was given and what is wanted."""
     with pytest.raises(ValueError, match="want patience_s > 0"):

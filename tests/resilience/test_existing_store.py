@@ -52,7 +52,17 @@ class Host:
             self.port = int(lines.readline())
 
     def signal(self, number: int) -> None:
+        """Send a signal; a stop is waited for, since the host may answer until it takes effect."""
         os.kill(self.pid, number)
+        deadline_s = time.monotonic() + 10
+        while number == signal.SIGSTOP and not all(state in "TZ" for state in self._states()):
+            assert time.monotonic() < deadline_s, "the host does not stop"
+            time.sleep(0.001)
+
+    def _states(self) -> list[str]:
+        """Give the state of each of its threads: one that serves the store may stop last."""
+        tasks = Path(f"/proc/{self.pid}/task").iterdir()
+        return [(task / "stat").read_text().rpartition(")")[2].split()[0] for task in tasks]
 
     def store(self) -> dist.TCPStore:
         """Connect as torch does."""
