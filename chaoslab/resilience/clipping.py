@@ -11,13 +11,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
-from chaoslab.resilience.errors import ResilienceError
+from chaoslab.resilience.errors import NonfiniteGradient
 
 OnNonfinite = Literal["zero", "leave"]
-
-
-class NonfiniteGradient(ResilienceError):
-    """The norm of the gradients is NaN or infinite; they are as they were."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -13,15 +13,7 @@ from typing import Any, Self
 import torch.distributed as dist
 
 from chaoslab.resilience import variables as v
-from chaoslab.resilience.errors import ResilienceError
-
-
-class DeprecatedVariable(UserWarning):
-    """A deprecated environment variable was found; its value has been moved to the current one."""
-
-
-class ConfigurationDiffers(ResilienceError):
-    """What is in force is not what was configured; the message names every difference."""
+from chaoslab.resilience.errors import ConfigurationDiffers, DeprecatedVariable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -43,6 +43,18 @@ class RendezvousFailed(ResilienceError):
     """Not every rank joined the generation in time."""
 
 
+class ConfigurationDiffers(ResilienceError):
+    """What is in force is not what was configured; the message names every difference."""
+
+
+class DeprecatedVariable(UserWarning):
+    """A deprecated environment variable was found; its value has been moved to the current one."""
+
+
+class NonfiniteGradient(ResilienceError):
+    """The norm of the gradients is NaN or infinite; they are as they were."""
+
+
 class CircuitOpen(SystemExit):
     """The job has given up; the process ends with CIRCUIT_OPEN_STATUS unless this is caught."""
 

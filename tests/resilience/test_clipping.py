@@ -16,7 +16,8 @@ from loopback_job import Store
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chaoslab.resilience.client import StoreClient
-from chaoslab.resilience.clipping import Clipped, NonfiniteGradient, clip_gradients
+from chaoslab.resilience.clipping import Clipped, clip_gradients
+from chaoslab.resilience.errors import NonfiniteGradient
 from chaoslab.resilience.store import parse_address
 from chaoslab.resilience.torch_store import TorchStore
 

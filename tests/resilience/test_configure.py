@@ -13,7 +13,8 @@ import torch.distributed as dist
 
 from chaoslab.resilience import variables
 from chaoslab.resilience.configure import configure_gloo, configure_nccl
-from chaoslab.resilience.configured import ConfigurationDiffers, Configured, DeprecatedVariable
+from chaoslab.resilience.configured import Configured
+from chaoslab.resilience.errors import ConfigurationDiffers, DeprecatedVariable
 
 NCCL = {
     "TORCH_NCCL_BLOCKING_WAIT": "0",
