@@ -223,7 +223,9 @@ def test_a_rank_that_withdraws_before_it_is_claimed_ends_the_save(
     for rank, saver in enumerate(savers):
         saver.async_save(1, state_of(rank, 1))  # rank 2 never comes
     savers[give_up].abandon("told to leave")
-    with pytest.raises(CheckpointError, match=f"rank-0000{give_up}"):
+    # It may be told before it has written its own shard, or while it waits for the others'.
+    told = f"rank-0000{give_up}|rank {give_up} has given up"
+    with pytest.raises(CheckpointError, match=told):
         savers[1 - give_up].wait()
     assert savers[0].latest() is None
     assert savers[0].sweep()
