@@ -13,14 +13,14 @@ STORM = Scenario(
         script="examples/charlm.py",
         nodes=NODES,
         steps=60,
-        args=("--save-every", "20", "--step-floor-s", "0.05", "--patience-s", "40"),
+        args=("--save-every", "10", "--step-floor-s", "0.05", "--patience-s", "40"),
         restart=on_failure(limit=3),
     ),
     schedule=[
         Injection(
             fault=faults.Partition(groups=ALONE, cut_store=True, duration_s=10),
             on=everywhere(),
-            at=at_step(30),
+            at=at_step(31),
         )
     ],
     bounds=[bounds.spreads_retries(10), bounds.recovers_within(12), bounds.finishes()],

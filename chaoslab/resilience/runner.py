@@ -11,13 +11,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-import threading
 import time
 import uuid
 from typing import Any, NoReturn, Protocol
 
 from chaoslab import probe
-from chaoslab.resilience import failures, health, rendezvous, state
+from chaoslab.resilience import failures, health, leaving, rendezvous, state
 from chaoslab.resilience.backoff import Backoff
 from chaoslab.resilience.breaker import CIRCUIT_OPEN_STATUS, CircuitBreaker
 from chaoslab.resilience.checkpoint import AtomicCheckpointManager
@@ -315,16 +314,16 @@ class FaultTolerantRunner:
     def _give_up(self, reason: str, *, tell: bool = True) -> NoReturn:
         """Open the circuit: tell the others, destroy the group, leave. Raises: CircuitOpen."""
         probe.emit("circuit_opened", reason=reason)
-        guard = threading.Timer(self.limits.exit_s + self.limits.teardown_s, _leave_now)
-        guard.daemon = True
-        guard.start()
+        leaving.leave_within(self.limits.exit_s + self.limits.teardown_s)
         if tell:
             with contextlib.suppress(StoreError):
                 rendezvous.open_circuit(
                     self._client, reason, timeout_s=min(1.0, self.limits.exit_s)
                 )
         if self._group is not None and not self._group.close(deadline_s=self.limits.teardown_s):
-            _leave_now()  # a thread stuck in torch could hold up the interpreter's own end
+            leaving.leave_now()  # a thread stuck in torch could hold up the interpreter's own end
+        self._client.close()
+        leaving.free_accelerators()
         raise CircuitOpen(reason, CIRCUIT_OPEN_STATUS)
 
     def _run_name(self) -> str:
@@ -341,8 +340,3 @@ class FaultTolerantRunner:
     def _cut(self) -> None:
         if self._group is not None:
             self._group.cut()
-
-
-def _leave_now() -> None:
-    probe.emit("rank_exited", status=CIRCUIT_OPEN_STATUS, forced=True)
-    os._exit(CIRCUIT_OPEN_STATUS)

@@ -1,0 +1,49 @@
+"""A process that gives up is gone by its deadline, whatever hangs in it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+
+import pytest
+
+DEADLINE_S = 0.5
+KINDS = {
+    "tidy": "sys.exit(75)",
+    "waits": "time.sleep(60)",
+    "blocks signals": "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM}); time.sleep(60)",
+    # As a library does that never returns and holds the interpreter's lock.
+    "holds the lock": "ctypes.PyDLL(None).sleep(60)",
+}
+STATUS = {"tidy": 75, "waits": 75, "blocks signals": 75, "holds the lock": -14}
+
+
+def process(body: str, *, guarded: bool) -> subprocess.Popen[bytes]:
+    leave = f"leaving.leave_within({DEADLINE_S})" if guarded else "pass"
+    lines = ["import ctypes, signal, sys, time", "from chaoslab.resilience import leaving"]
+    lines += ["print('up', flush=True)", leave, body]
+    running = subprocess.Popen([sys.executable, "-c", "\n".join(lines)], stdout=subprocess.PIPE)
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"up\n"
+    return running
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_whatever_hangs_the_process_is_gone_by_the_deadline(kind: str) -> None:
+    """With the circuit-open status, or killed by the kernel's timer where nothing else can act."""
+    running = process(KINDS[kind], guarded=True)
+    began_s = time.monotonic()
+    assert running.wait(timeout=30) == STATUS[kind]
+    assert time.monotonic() - began_s < DEADLINE_S + 5
+    running.communicate()
+
+
+@pytest.mark.parametrize("kind", ["waits", "holds the lock"])
+def test_without_the_guard_it_would_stay(kind: str) -> None:
+    """The planted defect: the same process, unguarded, is there long after the deadline."""
+    running = process(KINDS[kind], guarded=False)
+    with pytest.raises(subprocess.TimeoutExpired):
+        running.wait(timeout=4 * DEADLINE_S)
+    running.kill()
+    running.communicate()
