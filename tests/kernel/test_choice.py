@@ -22,6 +22,7 @@ from tests.kernel.conftest import (
 )
 
 CLEAN_LIMIT_S = 5.0
+HAS_NETEM = kernel.host_has_netem().available
 MIXED = """
 import os
 import pytest
@@ -79,13 +80,10 @@ def pytest_command(file: Path, *options: str) -> list[str]:
             str(ROOT / "pyproject.toml"), f"--rootdir={ROOT}", str(file), *options]  # fmt: skip
 
 
-@pytest.mark.skipif(kernel.host_has_netem().available, reason="this kernel has netem: none moves")
-def test_tests_on_both_kernels_make_one_result(tmp_path) -> None:
-    """Each runs where it must; exit status, output and the JUnit file hold those of both."""
-    file, junit = tmp_path / "test_mixed.py", tmp_path / "junit.xml"
-    file.write_text(MIXED)
-    done = subprocess.run(
-        pytest_command(file, f"--junitxml={junit}", "--chaos-kernel=auto"),
+def ran(file: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest on a file, to its end."""
+    return subprocess.run(
+        pytest_command(file, *options),
         cwd=ROOT,
         env=environment(),
         capture_output=True,
@@ -93,6 +91,17 @@ def test_tests_on_both_kernels_make_one_result(tmp_path) -> None:
         timeout=LIMIT_S,
         check=False,
     )
+
+
+@pytest.mark.skipif(
+    kernel.host_has_netem().available,
+    reason="NotAvailable: this kernel has netem, so no test moves",
+)
+def test_tests_on_both_kernels_make_one_result(tmp_path) -> None:
+    """Each runs where it must; exit status, output and the JUnit file hold those of both."""
+    file, junit = tmp_path / "test_mixed.py", tmp_path / "junit.xml"
+    file.write_text(MIXED)
+    done = ran(file, f"--junitxml={junit}", "--chaos-kernel=auto")
     assert done.returncode == 1, done.stdout
     assert "1 failed, 1 passed" in done.stdout
     assert "2 tests ran under user-mode Linux, exit status 1" in done.stdout
@@ -105,20 +114,15 @@ def test_tests_on_both_kernels_make_one_result(tmp_path) -> None:
     assert sum(int(suite.get("tests", "0")) for suite in suites) == 3
 
 
-@pytest.mark.skipif(kernel.host_has_netem().available, reason="this kernel has netem: none moves")
+@pytest.mark.skipif(
+    kernel.host_has_netem().available,
+    reason="NotAvailable: this kernel has netem, so no test moves",
+)
 def test_a_scenario_made_inside_its_test_moves_only_when_it_needs_netem(tmp_path) -> None:
     """What a test needs is known when it runs: the one with netem is run again in the guest."""
     file = tmp_path / "test_inside.py"
     file.write_text(INSIDE)
-    done = subprocess.run(
-        pytest_command(file, f"--chaos-reports={tmp_path / 'reports'}", "--chaos-kernel=auto"),
-        cwd=ROOT,
-        env=environment(),
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-        check=False,
-    )
+    done = ran(file, f"--chaos-reports={tmp_path / 'reports'}", "--chaos-kernel=auto")
     assert done.returncode == 0, done.stdout
     assert "1 test ran under user-mode Linux, exit status 0" in done.stdout
     assert done.stdout.count("1 passed") == 2, done.stdout
