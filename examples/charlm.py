@@ -188,8 +188,8 @@ class CharacterTask:
         )
 
 
-def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
-    """Read the command line."""
+def make_parser() -> argparse.ArgumentParser:
+    """Make the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--save-every", type=int, default=20, metavar="STEPS")
@@ -202,7 +202,7 @@ def parse_options(arguments: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--attempts", type=int, default=10, help="failures without a new step")
     parser.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
-    return parser.parse_args(arguments)
+    return parser
 
 
 def make_runner(options: argparse.Namespace, *, rank: int, world_size: int) -> FaultTolerantRunner:
@@ -235,7 +235,7 @@ def make_runner(options: argparse.Namespace, *, rank: int, world_size: int) -> F
 def main(make_runner: RunnerMaker = make_runner) -> int:
     """Train; give the exit status."""
     torch.set_num_threads(1)  # before any work: sums in one order, and ranks share few cores
-    options = parse_options()
+    options = make_parser().parse_args()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     status = 1
     try:

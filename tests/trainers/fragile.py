@@ -41,7 +41,7 @@ def train(task: charlm.CharacterTask, steps: int, timeout_s: float) -> None:
 def main() -> int:
     """Train; give the exit status."""
     torch.set_num_threads(1)
-    options = charlm.parse_options()
+    options = charlm.make_parser().parse_args()
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     probe.emit("rank_started", pid=os.getpid(), world_size=world_size)
     status = 1
