@@ -47,9 +47,13 @@ def run(scenario: Scenario, *, options: Options | None = None) -> Report:
     _check_machine(scenario, chosen)
     sweep(chosen.reports)
     reports = []
-    for _ in range(chosen.repeat):
-        reports.append(_run_once(scenario, chosen, script))
-        SESSION.reports.append(reports[-1])
+    try:
+        for _ in range(chosen.repeat):
+            reports.append(_run_once(scenario, chosen, script))
+            SESSION.reports.append(reports[-1])
+    except KeyboardInterrupt:
+        SESSION.close()  # now: what pytest does with it may take seconds
+        raise
     _raise_verdict(reports)
     return reports[-1]
 
