@@ -3,8 +3,12 @@
 A rank that stands still for a second (a page-in, a busy host), once in a step and once in a save.
 """
 
+import pytest
+
 from chaoslab import Injection, Scenario, at_step, bounds, during_save, faults, rank, run
 from scenarios.jobs import CHARLM
+
+pytestmark = pytest.mark.nightly
 
 HOLDS = [bounds.never_restarts(), bounds.finishes(), bounds.same_result_as_twin()]
 

@@ -3,6 +3,8 @@
 Rank 2 is killed; then, in each phase of the recovery, something else goes wrong.
 """
 
+import pytest
+
 from chaoslab import (
     Injection,
     Scenario,
@@ -17,6 +19,8 @@ from chaoslab import (
     while_recovering,
 )
 from scenarios.jobs import CHARLM
+
+pytestmark = pytest.mark.nightly
 
 FIRST = Injection(fault=faults.Kill(), on=rank(2), at=at_step(50))
 HOLDS = [

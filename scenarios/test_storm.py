@@ -3,7 +3,11 @@
 Ranks that fail at the same moment and wait alike hit the store together, again and again.
 """
 
+import pytest
+
 from chaoslab import Injection, Job, Scenario, at_step, bounds, everywhere, faults, on_failure, run
+
+pytestmark = pytest.mark.nightly
 
 NODES = 16
 ALONE = tuple((node,) for node in range(NODES))

@@ -22,7 +22,7 @@ CONTROLS = [
     ("retries_at_most", DISCONNECT, "no_backoff", {}),
     ("recovers_within", DISCONNECT, "fragile", {"restart": NEVER}),
     ("circuit_opens_within", GONE, "no_breaker", {"limit_s": 75.0}),
-    ("spreads_retries", STORM, "no_jitter", {}),
+    pytest.param("spreads_retries", STORM, "no_jitter", {}, marks=pytest.mark.nightly),
     ("keeps_acknowledged", KILL, "in_place_save", {}),
     ("same_result_as_twin", KILL, "forgets_random_state", {}),
 ]
@@ -34,7 +34,9 @@ def defective(scenario, trainer, changes):
 
 
 @pytest.mark.parametrize(
-    ("bound", "scenario", "trainer", "changes"), CONTROLS, ids=[f"{c[2]}" for c in CONTROLS]
+    ("bound", "scenario", "trainer", "changes"),
+    CONTROLS,
+    ids=[(c if isinstance(c, tuple) else c.values)[2] for c in CONTROLS],
 )
 def test_a_defect_breaks_its_bound_and_no_other(
     tmp_path, bound, scenario, trainer, changes

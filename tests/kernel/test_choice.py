@@ -128,6 +128,7 @@ def test_a_scenario_made_inside_its_test_moves_only_when_it_needs_netem(tmp_path
     assert done.stdout.count("1 passed") == 2, done.stdout
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT], ids=["SIGKILL", "SIGINT"])
 def test_a_scenario_under_it_ends_with_its_pytest(tmp_path, number) -> None:
     """SIGKILL or SIGINT of pytest while a scenario runs in the guest: nothing is left."""

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from loopback_job import CIRCUIT_OPEN_STATUS, WORLD_SIZE, StartJob, results
 
+pytestmark = pytest.mark.nightly
+
 TRAINERS = "tests/trainers"
 SURVIVORS = [0, 1, 3]
 VICTIM = 2

@@ -1,10 +1,15 @@
-"""A defective twin of charlm: it backs off, but every rank by the very same waits."""
+"""A defective twin of charlm: it retries on the tick, every rank at the next full second.
+
+Ranks that were merely given the same waits would come as far apart as they failed; a clock that
+all of them share brings them together.
+"""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
 import sys
+import time
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "examples"))
@@ -16,18 +21,18 @@ from chaoslab.resilience.runner import FaultTolerantRunner
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class InStep(Backoff):
-    """Exponential, and without jitter."""
+class OnTheTick(Backoff):
+    """Waits until the clock's next full second."""
 
-    def wait_s(self, attempt: int) -> float:
-        """Give the whole of the range, always."""
-        return float(min(self.cap_s, self.base_s * 2.0 ** min(attempt, 60)))
+    def wait_s(self, attempt: int) -> float:  # noqa: ARG002  the same for all
+        """Give the time until then, in seconds."""
+        return 1.0 - time.monotonic() % 1.0
 
 
 def make_runner(options: argparse.Namespace, *, rank: int, world_size: int) -> FaultTolerantRunner:
-    """Build a runner whose waits are those of every other rank."""
+    """Build a runner whose waits end when those of every other rank do."""
     runner = charlm.make_runner(options, rank=rank, world_size=world_size)
-    runner._backoff = runner._client.backoff = InStep(base_s=0.5, cap_s=2.0)
+    runner._backoff = runner._client.backoff = OnTheTick(base_s=1.0, cap_s=1.0)
     return runner
 
 
