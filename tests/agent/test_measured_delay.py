@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from itertools import pairwise
 
 import pytest
@@ -29,9 +30,13 @@ def kurtosis(values):
 
 
 def delayed(lab, agent, netem, count, *, direction="egress", interval_s=0.001, size_bytes=64):
-    agent.inject({"kind": "netem", "direction": direction, "netem": netem})
     near, far = lab.nodes[0].udp(9000), lab.nodes[1].udp(9000)
     pair = (near, far) if direction == "egress" else (far, near)
+    if interval_s == 0:
+        # The agents are forks of this process: its next write to each page copies that page, in
+        # user-mode Linux for 0.2 ms, and a burst must be sent faster than the measured rate.
+        exchange(*pair, 200, size_bytes=size_bytes)
+    agent.inject({"kind": "netem", "direction": direction, "netem": netem})
     return exchange(*pair, count, interval_s=interval_s, size_bytes=size_bytes, quiet_s=1.0)
 
 
@@ -134,11 +139,21 @@ def test_a_gap_reorders_every_nth_packet(lab, agent, need, measured) -> None:
     assert abs(early / 1000 - 0.2) <= 0.01
 
 
+def packets_per_s(arrivals_s):
+    """Rate of a burst: the median over all pairs that are half of it apart.
+
+    A moment in which the machine stands still moves few of the pairs, but any one of the ends.
+    """
+    half = len(arrivals_s) // 2
+    pairs = zip(arrivals_s[:half], arrivals_s[half : 2 * half], strict=True)
+    return half / statistics.median(later - earlier for earlier, later in pairs)
+
+
 RATES = [
-    ({"rate_bytes_per_s": 1_000_000}, 1000 + HEADERS_BYTES),
-    ({"rate_bytes_per_s": 200_000}, 1000 + HEADERS_BYTES),
-    ({"rate_bytes_per_s": 1_000_000, "packet_overhead_bytes": 500}, 1500 + HEADERS_BYTES),
-    ({"rate_bytes_per_s": 1_000_000, "cell_size_bytes": 48, "cell_overhead_bytes": 5}, 22 * 53),
+    ({"rate_bytes_per_s": 400_000}, 1000 + HEADERS_BYTES),
+    ({"rate_bytes_per_s": 100_000}, 1000 + HEADERS_BYTES),
+    ({"rate_bytes_per_s": 400_000, "packet_overhead_bytes": 500}, 1500 + HEADERS_BYTES),
+    ({"rate_bytes_per_s": 400_000, "cell_size_bytes": 48, "cell_overhead_bytes": 5}, 22 * 53),
 ]
 
 
@@ -149,8 +164,7 @@ def test_rate_is_within_five_percent(lab, agent, need, measured, netem, wire_byt
     need("rate")
     count = 200
     found = delayed(lab, agent, netem, count, interval_s=0, size_bytes=1000)
-    span_s = found.arrivals_s[-1] - found.arrivals_s[0]
-    seen = (count - 1) * wire_bytes / span_s
+    seen = wire_bytes * packets_per_s(found.arrivals_s)
     measured(f"rate {netem}", netem["rate_bytes_per_s"], seen, f"n={count}, within 5 %")
     assert found.missing == 0
     assert seen == pytest.approx(netem["rate_bytes_per_s"], rel=0.05)
@@ -183,6 +197,6 @@ def test_slots_release_no_more_than_the_asked_packets(lab, agent, need, measured
     need("netem_slot")
     slot = {"min_delay_s": 0.05, "max_delay_s": 0.05, "packets": 10}
     found = delayed(lab, agent, {"slot": slot}, 200, interval_s=0)
-    seen = (found.sent - 10) / (found.arrivals_s[-1] - found.arrivals_s[0])
+    seen = packets_per_s(found.arrivals_s)
     measured("slot of 10 packets: packets a second", 200, seen, "within 10 %")
     assert seen == pytest.approx(200, rel=0.10)
