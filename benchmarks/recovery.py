@@ -105,9 +105,11 @@ class Job:
     def kill_one(self) -> tuple[float, float]:
         """Kill the victim, wait until all are back; give the seconds until noticed and back."""
         started = [e for e in self.events() if e["kind"] == "rank_started" and e["rank"] == VICTIM]
-        before = max(self.highest().values())
         killed_s = time.monotonic()
         os.kill(started[-1]["pid"], signal.SIGKILL)
+        # Read after the kill: a step may have been completed since anything was read before.
+        done = [e for e in self.events() if e["kind"] == "step" and e["t_s"] <= killed_s]
+        before = max(event["step"] for event in done)
         if self.mode == "fresh":
             self.processes[VICTIM].wait()
             self.incarnations[VICTIM] += 1
