@@ -67,7 +67,7 @@ class Job:
             "WORLD_SIZE": str(RANKS),
             "CHAOSLAB_INCARNATION": str(self.incarnations[rank]),
         }
-        warm = ["-m", "chaoslab.resilience.standby", "--restarts", "1000"]
+        warm = ["-m", "chaoslab.resilience.standby", "--healthy-s", "1"]  # no backoff in between
         command = [sys.executable, *(warm if self.mode == "standby" else []), __file__]
         self.processes[rank] = self._spawn([*command, "--as-rank", *ARGUMENTS], own)
 
