@@ -250,17 +250,22 @@ def test_a_forked_child_does_not_keep_its_parents_lock(tmp_path: Path) -> None:
     work = tmp_path / ".tmp-step-00000001-solo"
     until((work / "rank-00000.pt.note").exists, "the shard")
     read, write = os.pipe()
+    begun, begin = os.pipe()
     pid = os.fork()
     if pid == 0:
         os.close(write)
+        os.write(begin, b".")
         os.read(read, 1)  # until the parent is done
         os._exit(0)
     os.close(read)
+    os.read(begun, 1)  # the child has run what fork makes it run: until then it has the lock too
     assert saver.sweep() == []
     assert saver.abandon("over")
     assert saver.sweep() == [work]
     os.close(write)
     os.waitpid(pid, 0)
+    os.close(begun)
+    os.close(begin)
 
 
 def test_a_process_that_ends_waits_for_its_save(tmp_path: Path) -> None:
