@@ -1,7 +1,8 @@
 """Runs a command under a user-mode Linux kernel that has netem; needs no root.
 
 In reading order: ``availability`` (does the host have netem?), ``uml`` (is user-mode Linux
-here?), ``run`` (the host's side of one guest), ``launch`` (its lines), ``prefault``
+here?), ``xstate`` (what it needs on a CPU with AMX), ``run`` (the host's side of one guest),
+``launch`` (its lines), ``prefault``
 (makes fresh memory cheap in a guest), ``guardian`` (a script
 that owns the guest and leaves nothing), ``guest_init`` (a script that is the guest's process 1).
 """

@@ -29,6 +29,7 @@ GRACE_S = 2.2
 """The guest gives its command 1 s and needs some for its last sync."""
 TICK_S = 2.0
 ASK_AGAIN_S = 0.2
+BUILD_S = 30.0
 ORDER_NAME = "order.json"
 SCRATCH_PREFIX = "/chaoslab-kernel-"
 PR_SET_PDEATHSIG = 1
@@ -148,6 +149,8 @@ def main() -> int:
         with open(f"{order['scratch']}/{ORDER_NAME}", "wb") as file:  # noqa: PTH123
             shutil.copyfileobj(sys.stdin.buffer, file)
         sweep_abandoned()
+        if order["build"]:
+            subprocess.run(order["build"], stdin=subprocess.DEVNULL, check=True, timeout=BUILD_S)
         kernel = subprocess.Popen(
             order["argv"],
             stdin=subprocess.DEVNULL,

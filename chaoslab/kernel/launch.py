@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from chaoslab.kernel import xstate
 from chaoslab.kernel.errors import KernelError
 from chaoslab.kernel.guardian import ORDER_NAME, SCRATCH_PREFIX, sweep_abandoned
 from chaoslab.kernel.uml import UmlParts
@@ -110,9 +111,10 @@ def booted(parts: UmlParts, order: Mapping[str, object], *, memory_bytes: int) -
     """Start a guest for *order* (see make_order); at the end everything of it is gone.
 
     Raises:
-        KernelError: the guardian did not end.
+        KernelError: the guardian did not end; what the kernel needs here cannot be built.
     """
     scratch = parts.memory_dir / f"{SCRATCH_PREFIX[1:]}{os.getpid()}-{secrets.token_hex(4)}"
+    bridge = xstate.build_argv(scratch) if xstate.is_needed() else []
     pipes = {name: os.pipe() for name in ("out", "err", "stdin", "reports", "requests")}
     to_host = ("out", "err", "reports")
     with tempfile.TemporaryFile(dir=parts.memory_dir, buffering=0) as console:
@@ -120,7 +122,13 @@ def booted(parts: UmlParts, order: Mapping[str, object], *, memory_bytes: int) -
         ends["console"] = console.fileno()
         start = {
             "argv": kernel_argv(parts, memory_bytes=memory_bytes, scratch=scratch, ends=ends),
-            "env": {"TMPDIR": str(parts.memory_dir), "PATH": os.environ.get("PATH", os.defpath)},
+            "build": bridge,
+            "env": {
+                "TMPDIR": str(parts.memory_dir),
+                "PATH": os.environ.get("PATH", os.defpath),
+                # by the folder it starts in: this list has no way to name a path with a space
+                **({"LD_PRELOAD": f"./{xstate.LIBRARY}"} if bridge else {}),
+            },
             "scratch": str(scratch),
             "fds": list(ends.values()),
             "control_fd": pipes["requests"][1],

@@ -23,10 +23,15 @@ MALLOC_SETTINGS = {
 keep it. Source: mallopt(3)."""
 
 
+def find_compiler() -> str | None:
+    """Give the path of a C compiler, or None."""
+    return next(filter(None, map(shutil.which, COMPILERS)), None)
+
+
 @functools.cache
 def library() -> bytes | None:
     """Give the shared library, or None where it cannot be built or does not work."""
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    compiler = find_compiler()
     if compiler is None:
         return None
     with tempfile.TemporaryDirectory(prefix="chaoslab-prefault-") as folder:

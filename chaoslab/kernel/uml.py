@@ -8,6 +8,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from chaoslab.kernel import xstate
 from chaoslab.kernel.availability import Availability
 from chaoslab.kernel.errors import KernelError
 
@@ -65,6 +66,8 @@ def find_parts() -> UmlParts:
     if not any(MODULES.glob("*/modules.dep")):
         raise KernelError(f"no modules of the user-mode kernel in {MODULES}: {MENDING}")
     memory_dir, room_bytes = find_memory_dir()
+    if xstate.is_needed():
+        xstate.build_argv(memory_dir)
     return UmlParts(
         program=Path(program), modules=MODULES, memory_dir=memory_dir, room_bytes=room_bytes
     )
