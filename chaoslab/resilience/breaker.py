@@ -14,8 +14,8 @@ Source: sysexits.h, EX_TEMPFAIL.
 class CircuitBreaker:
     """Counts the failures and the downtime of one job; open means: give up.
 
-    patience_s: longest time without a group of all ranks, from its loss until they have gathered
-    again: it is for peers that do not come. attempts: most failures in a row without a step
+    patience_s: longest time from the loss of a group until all ranks have gathered again, connected
+    or not: it is for peers that do not come. attempts: most failures in a row without a step
     beyond the highest one: it is for peers that do come and fail again, as on a lossy link; a
     rejoin by itself is no progress, or a crash at the same step would be retried for ever.
     """

@@ -52,8 +52,7 @@ class Group:
         self._client = client.again(timeout_s=timeout_s)
         self._watcher = client.again(timeout_s=timeout_s)
         self._before = sockets.connected()
-        self._names: sockets.Names | None = None
-        self._connected = threading.Event()
+        self._names = sockets.Names(self._watcher, number=number, rank=rank, world_size=world_size)
         self._thread = threading.Thread(target=self._watch, name="generation-watcher", daemon=True)
         self._thread.start()
         try:
@@ -65,11 +64,9 @@ class Group:
             self.close(deadline_s=timeout_s)
             raise
         self._sockets = self._opened()
-        self._names = sockets.Names(self._watcher, number=number, rank=rank, world_size=world_size)
         self._peers = {fd: end for fd in self._sockets if (end := sockets.end_of(fd))}
         with contextlib.suppress(StoreError):  # costs the blame, not the group
             self._names.publish(self._sockets, timeout_s=NAMES_S)
-        self._connected.set()
 
     @property
     def lost(self) -> str | None:
@@ -80,8 +77,7 @@ class Group:
         """Say why the group is lost, None while it is whole; looks at the sockets."""
         if self._lost is None and (fd := self._closed_by_peer()) is not None:
             peer = self._peers.get(fd)
-            owners = self._names.owners if self._names else {}
-            self.blamed_rank = owners.get(f"{peer[0]} {peer[1]}") if peer else None
+            self.blamed_rank = self._names.owner(*peer) if peer else None
             self._lose("a peer closed its connection")
         return self._lost
 
@@ -91,11 +87,11 @@ class Group:
         It is the other end of the connection that broke: not always the rank that failed first.
         """
         match = sockets.ADDRESS.search(message)
-        if match is None or self._names is None:
+        if match is None:
             return None
         # gloo prints the port as it is in memory. Source: Address::str of gloo's tcp/address.cc.
         port = socket.ntohs(int(match[2]))
-        return self._names.owners.get(f"{match[1].removeprefix('::ffff:')} {port}")
+        return self._names.owner(match[1].removeprefix("::ffff:"), port)
 
     def raise_if_lost(self) -> None:
         """Raise GroupLost when the group is lost."""
@@ -131,14 +127,21 @@ class Group:
         self._watcher.close()
 
     def _watch(self) -> None:
+        """Ask whether the generation has moved on, from the first moment of connecting.
+
+        On the way, once all ranks have told their ends, learn them.
+        """
         known = str(self.number).encode()
-        self._connected.wait(self.timeout_s)
-        if self._names is not None:
-            with contextlib.suppress(StoreError):
-                self._names.learn(timeout_s=NAMES_S)
+        awaited = self._names.keys
         while not self._stopped.is_set():
             try:
-                moved = self._watcher.wait_change(GENERATION_KEY, known, timeout_s=WATCH_S)
+                moved = self._watcher.wait_change(
+                    GENERATION_KEY, known, or_all=awaited, timeout_s=WATCH_S
+                )
+                if awaited and moved == known:
+                    awaited = []
+                    self._names.learn(timeout_s=NAMES_S)
+                    continue
             except StoreError:
                 # The store may be away for a while; training goes on without it.
                 self._stopped.wait(self._watcher.backoff.wait_s(0))

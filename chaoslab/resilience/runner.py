@@ -61,8 +61,8 @@ class Limits:
     """The runner's time limits, in seconds, and its number of attempts.
 
     timeout_s: of every collective and store call; a silent peer is noticed after it. patience_s:
-    how long to be without a group of all ranks, from the notice of its loss; then the circuit
-    opens. attempts: failures in a row without a new step. start_patience_s: how long the first
+    how long to wait for all ranks to gather, from the notice of a loss; then the circuit opens.
+    attempts: failures in a row without a new step. start_patience_s: how long the first
     start waits for all ranks. teardown_s, exit_s: limits for destroying a group and for leaving
     the process.
     failed_saves: failed saves in a row that training goes on through.
@@ -158,7 +158,7 @@ class FaultTolerantRunner:
         now_s = time.monotonic()
         patience_s = self.limits.start_patience_s if first else self._breaker.left_s(now_s)
         try:
-            return rendezvous.join(
+            generation = rendezvous.join(
                 self._client,
                 member,
                 world_size=self.world_size,
@@ -169,6 +169,8 @@ class FaultTolerantRunner:
             self._give_up(f"another rank gave up: {error}", tell=False)
         except (RendezvousFailed, StoreError) as error:
             self._give_up(str(error))
+        self._breaker.gathered()  # before they connect: on a lossy link they may have to try again
+        return generation
 
     def _member(self) -> rendezvous.Member:
         """Survey the checkpoints and make this rank's entry."""
@@ -196,7 +198,6 @@ class FaultTolerantRunner:
             world_size=self.world_size,
             timeout_s=self.limits.timeout_s,
         )
-        self._breaker.gathered()
         probe.emit("group_ready", generation=generation.number, world_size=self.world_size)
         return group
 

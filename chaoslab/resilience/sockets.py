@@ -20,21 +20,24 @@ class Names:
 
     def __init__(self, client: StoreClient, *, number: int, rank: int, world_size: int) -> None:
         self._client, self._rank = client, rank
-        self._keys = [f"sockets/{number}/{other}" for other in range(world_size)]
-        self.owners: dict[str, int] = {}
+        self.keys = [f"sockets/{number}/{other}" for other in range(world_size)]
+        self._owners: dict[str, int] = {}
 
     def publish(self, sockets: dict[int, int], *, timeout_s: float) -> None:
         """Tell this rank's ends. Raises: StoreError."""
         ends = [f"{end[0]} {end[1]}" for fd in sockets if (end := end_of(fd, own=True))]
-        self._client.set(self._keys[self._rank], json.dumps(ends).encode(), timeout_s=timeout_s)
+        self._client.set(self.keys[self._rank], json.dumps(ends).encode(), timeout_s=timeout_s)
 
     def learn(self, *, timeout_s: float) -> None:
-        """Learn the others' ends. Raises: StoreError."""
-        self._client.wait(self._keys, timeout_s=timeout_s)
-        found = self._client.multi_get(self._keys, timeout_s=timeout_s)
-        self.owners = {
+        """Learn the others' ends, once all have told them. Raises: StoreError."""
+        found = self._client.multi_get(self.keys, timeout_s=timeout_s)
+        self._owners = {
             end: rank for rank, value in enumerate(found) for end in json.loads(value or b"[]")
         }
+
+    def owner(self, host: str, port: int) -> int | None:
+        """Give the rank that has this end of a connection, None where that is not known."""
+        return self._owners.get(f"{host} {port}")
 
 
 def inode_of(fd: int) -> int | None:

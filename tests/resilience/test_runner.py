@@ -189,6 +189,28 @@ def test_a_crash_at_the_same_step_opens_the_circuit(start_job: StartJob) -> None
     assert any("without a new step" in e["reason"] for e in job.events("circuit_opened"))
 
 
+def test_peers_that_come_but_cannot_connect_are_not_absent(
+    start_job: StartJob, twin: list[dict[str, Any]]
+) -> None:
+    """The patience is for ranks that do not come: on a lossy link they come, and try again."""
+    job = start_job("tests/resilience/cannot_connect.py", "--patience-s", "3")
+    job.until_step(12)
+    replace(job)
+    ends_like(job, twin)
+    failed = [e for e in job.events("failure_seen") if "planted" in e["message"]]
+    assert len({e["generation"] for e in failed}) == 3  # 4.5 s in all
+
+
+def test_peers_that_never_connect_open_the_circuit_by_their_number(start_job: StartJob) -> None:
+    """They are not tried for ever either."""
+    job = start_job("tests/resilience/cannot_connect.py", "--patience-s", "3", "--attempts", "2")
+    job.until_step(12)
+    replace(job)
+    statuses = job.until_over()
+    assert set(statuses.values()) == {CIRCUIT_OPEN_STATUS}
+    assert any("without a new step" in e["reason"] for e in job.events("circuit_opened"))
+
+
 @pytest.mark.parametrize("keep", [1, 2])
 def test_a_corrupt_newest_checkpoint_costs_one_save_interval(
     start_job: StartJob, twin: list[dict[str, Any]], keep: int
