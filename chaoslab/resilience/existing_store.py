@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Generic, Self, TypeVar
 
 import torch.distributed as dist
@@ -82,7 +83,7 @@ class ExistingStoreClient(StoreClient):
         self._pending: set[_Call[Any]] = set()
         self._ready: queue.SimpleQueue[Connection | Exception] = queue.SimpleQueue()
         self._pauses = Backoff(base_s=0.002, cap_s=LONGEST_POLL_S, seed=random.getrandbits(32))
-        first = self._guarded(lambda: _copy_of(store, timeout_s), timeout_s, "connect")
+        first = self._first_connection(store, timeout_s)
         self._origin = first.store
         if first.remote is not None:
             self.address = first.remote
@@ -111,8 +112,12 @@ class ExistingStoreClient(StoreClient):
                 host, int(port), is_master=False, timeout=limit, wait_for_workers=False
             )
 
-        call = _Call(connect)
-        return cls(call.within(timeout_s, f"store {host}:{port}, connect"), timeout_s=timeout_s)
+        where = f"store {host}:{port}, connect"
+        try:
+            store = _Call(connect).within(timeout_s, where)
+        except (OSError, dist.DistError) as error:
+            raise _as_timeout(where, error) from None
+        return cls(store, timeout_s=timeout_s)
 
     def again(self, *, timeout_s: float) -> Self:
         """Give another client of the same store."""
@@ -262,6 +267,20 @@ class ExistingStoreClient(StoreClient):
                 f"within {limit_s:.3g} s; is the store running and reachable from here?"
             )
 
+    def _first_connection(self, store: Any, limit_s: float) -> Connection:
+        """Connect, again as long as there is time. Raises: StoreTimeout."""
+        deadline_s, failed = time.monotonic() + limit_s, 0
+        while True:
+            left_s = max(deadline_s - time.monotonic(), 0.001)
+            try:
+                return self._guarded(partial(_copy_of, store, left_s), left_s, "connect")
+            except (OSError, dist.DistError) as error:
+                wait_s = self.backoff.wait_s(failed)
+                if time.monotonic() + wait_s >= deadline_s:
+                    raise _as_timeout(f"store {self._where()}, connect", error) from None
+                time.sleep(wait_s)
+                failed += 1
+
     def _guarded(
         self,
         work: Callable[[], T],
@@ -351,6 +370,15 @@ def _copy_of(store: Any, limit_s: float) -> Connection:
     copy = store.clone()
     copy.set_timeout(timedelta(seconds=CONNECT_S))
     return Connection(copy)
+
+
+def _as_timeout(where: str, error: Exception) -> StoreTimeout:
+    """Word a connection that could not be made as what it means to the caller."""
+    if isinstance(error, StoreTimeout):
+        return error
+    return StoreTimeout(
+        f"{where}: {_first_line(error)}; is the store running and reachable from here?"
+    )
 
 
 def _first_line(error: Exception) -> str:

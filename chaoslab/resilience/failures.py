@@ -27,12 +27,14 @@ MESSAGE_CHARACTERS: Final = 500
 class Failure:
     """A communication failure: what was raised, and whom it blames, where that is known.
 
-    is_news: this rank found out by itself, so the others may not know yet.
+    silent_ranks: those whose hosts acknowledged nothing. is_news: this rank found out by itself,
+    so the others may not know yet.
     """
 
     error_type: str
     message: str
     blamed_rank: int | None = None
+    silent_ranks: tuple[int, ...] = ()
     is_news: bool = True
 
 
@@ -48,9 +50,13 @@ def of(error: BaseException, group: Group | None) -> Failure | None:
     blamed = None if group is None else group.blamed_rank
     if group is not None and lost is None:  # else this rank cut the connection itself
         blamed = group.blame(message)
+    silent = () if group is None else group.silent_ranks
+    if blamed is None and lost is None and len(silent) == 1:
+        blamed = silent[0]
     return Failure(
         error_type=type(error).__name__,
         message=message[:MESSAGE_CHARACTERS],
         blamed_rank=blamed,
+        silent_ranks=silent,
         is_news=lost is None or "moved on" not in lost,
     )

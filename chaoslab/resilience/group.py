@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import select
 import socket
 import threading
@@ -38,6 +37,8 @@ class Group:
     """The default process group of one generation, over gloo.
 
     client: the store. number: the generation. timeout_s: limit of every collective.
+    silent_ranks: those that did not acknowledge what was sent to them, when last looked, at most
+    WATCH_S ago.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class Group:
         self._sockets: dict[int, int] = {}
         self._peers: dict[int, tuple[str, int]] = {}
         self.blamed_rank: int | None = None
+        self.silent_ranks: tuple[int, ...] = ()
         self._client = client.again(timeout_s=timeout_s)
         self._watcher = client.again(timeout_s=timeout_s)
         self._before = sockets.connected()
@@ -101,7 +103,7 @@ class Group:
     def cut(self) -> None:
         """Shut down this process's own gloo sockets: whoever waits on them is woken."""
         for fd, inode in self._own() if self._sockets else self._opened().items():
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as sock:
+            with contextlib.suppress(OSError), sockets.borrowed(fd) as sock:
                 if sockets.inode_of(fd) == inode:
                     sock.shutdown(socket.SHUT_RDWR)
 
@@ -134,6 +136,7 @@ class Group:
         known = str(self.number).encode()
         awaited = self._names.keys
         while not self._stopped.is_set():
+            self._look()
             try:
                 moved = self._watcher.wait_change(
                     GENERATION_KEY, known, or_all=awaited, timeout_s=WATCH_S
@@ -149,6 +152,16 @@ class Group:
             if moved is not None and not self._stopped.is_set():
                 self._lose(f"generation {self.number} has moved on to {moved.decode()}")
                 return
+
+    def _look(self) -> None:
+        """Note which peers do not acknowledge what this rank sends them; see `is_unanswered`."""
+        self.silent_ranks = tuple(
+            rank
+            for fd, _ in self._own()
+            if sockets.is_unanswered(fd)
+            and (end := self._peers.get(fd)) is not None
+            and (rank := self._names.owner(*end)) is not None
+        )
 
     def _lose(self, reason: str) -> None:
         self._lost = reason
@@ -186,6 +199,11 @@ def _start_gloo(
 ) -> None:
     limit = timedelta(seconds=timeout_s)
     store.set_timeout(limit)
+    if not dist.is_initialized():
+        # torch names the group by a count, part of every key, and sets it back only when a group
+        # is destroyed: after a connect that failed, ranks would look under different names.
+        # Source: _process_group_name and destroy_process_group of distributed_c10d.py.
+        dist.distributed_c10d._world.group_count = 0  # noqa: SLF001 - there is no public way
     own = dist.PrefixStore(  # type: ignore[attr-defined]
         f"gloo/{number}", store
     )

@@ -119,11 +119,16 @@ def join(
         place = f"join/{number}/{member.rank}"
         held = client.compare_set(place, b"", member.to_bytes(), timeout_s=deadline.left_s())
         if Member.from_bytes(held).process != member.process:
-            number = advance(client, number, timeout_s=deadline.left_s())
-            continue
-        moved_to = _wait_for_all(client, number, world_size, deadline)
-        if moved_to == number:
-            return _complete(client, number, world_size, deadline)
+            moved_to = advance(client, number, timeout_s=deadline.left_s())
+        else:
+            moved_to = _wait_for_all(client, number, world_size, deadline)
+            if moved_to == number:
+                return _complete(client, number, world_size, deadline)
+        if deadline.is_over():
+            raise RendezvousFailed(
+                f"generations {after + 1} to {moved_to}: the job moved on each time before all "
+                f"had joined; does a second process run as rank {member.rank}, or as another?"
+            )
         number = moved_to
 
 
@@ -167,6 +172,9 @@ class _Deadline:
 
     def __init__(self, limit_s: float, last_word_s: float) -> None:
         self._end_s, self._last_word_s = time.monotonic() + limit_s, last_word_s
+
+    def is_over(self) -> bool:
+        return time.monotonic() > self._end_s
 
     def left_s(self) -> float:
         return max(self._end_s - time.monotonic(), self._last_word_s)

@@ -23,6 +23,7 @@ from chaoslab.resilience.checkpoint import AtomicCheckpointManager
 from chaoslab.resilience.client import StoreClient
 from chaoslab.resilience.errors import (
     CheckpointError,
+    CheckpointWriteFailed,
     CircuitOpen,
     GroupLost,
     RendezvousFailed,
@@ -32,6 +33,7 @@ from chaoslab.resilience.errors import (
 from chaoslab.resilience.group import Group
 
 FINISHED_KEY = "finished"
+SHORTEST_S = 0.05
 
 
 class Task(Protocol):
@@ -109,6 +111,7 @@ class FaultTolerantRunner:
         self._process = uuid.uuid4().hex
         self._group: Group | None = None
         self._number = 0
+        self._attempt = ""
         self._failed_saves = 0
         self._refused: list[str] = []
         self._own_interface = "GLOO_SOCKET_IFNAME" not in os.environ
@@ -127,7 +130,7 @@ class FaultTolerantRunner:
                 if self._number and failure.is_news:
                     rendezvous.advance(self._client, self._number, timeout_s=0.5)
             self._tear_down(task)
-            self._recover()
+            self._recover(failure)
         self._tear_down(task)
 
     def _live(self, task: Task, steps: int) -> failures.Failure | None:
@@ -186,6 +189,8 @@ class FaultTolerantRunner:
 
     def _connect(self, generation: rendezvous.Generation) -> Group:
         self._number = generation.number
+        # Now, and not at each save: a store that is away then is no reason to stop training.
+        self._attempt = f"g{self._number}-{self._run_name()}"
         address = health.address_towards(self._client.address)
         interface = health.interface_of(address) if address else None
         if self._own_interface and interface is not None:
@@ -211,7 +216,7 @@ class FaultTolerantRunner:
             probe.emit("step", step=step, loss=loss)
             self._breaker.stepped(step)
             if step % self.save_every_steps == 0 or step == steps:
-                self._save(task, step)
+                self._save(task, step, is_last=step == steps)
 
     def _restore(self, task: Task, step: int | None) -> int:
         """Bring the task to a checkpoint, or to its beginning; give the steps done by then."""
@@ -226,15 +231,18 @@ class FaultTolerantRunner:
         probe.emit("restored", step=step or 0, verified=saved is not None, refused=self._refused)
         return step or 0
 
-    def _save(self, task: Task, step: int) -> None:
-        """Save; a failed save is survived a few times in a row. Raises: CheckpointError."""
+    def _save(self, task: Task, step: int, *, is_last: bool) -> None:
+        """Save; a failed save is survived a few times in a row, but not the last one.
+
+        Raises: CheckpointError.
+        """
         group = self._present_group()
         content = {"task": task.state_dict(), "random": state.random_states()}
-        attempt = f"g{self._number}-{self._run_name()}"
         try:
-            self.checkpoints.save(step, content, attempt=attempt, should_stop=group.check)
+            self.checkpoints.save(step, content, attempt=self._attempt, should_stop=group.check)
         except CheckpointError as error:
-            if group.check() is not None:
+            mine = isinstance(error, CheckpointWriteFailed)
+            if group.check() is not None and not (mine and is_last):
                 raise GroupLost(f"{group.lost} (while saving step {step})") from error
             if isinstance(error, SaveTimedOut):
                 # A peer that said nothing for so long is lost: do not wait for it a second time.
@@ -243,7 +251,7 @@ class FaultTolerantRunner:
             probe.emit(
                 "save_failed", step=step, error_type=type(error).__name__, message=str(error)
             )
-            if self._failed_saves > self.limits.failed_saves:
+            if is_last or self._failed_saves > self.limits.failed_saves:
                 raise
         else:
             self._failed_saves = 0
@@ -294,22 +302,29 @@ class FaultTolerantRunner:
         if not done:
             self._give_up(f"the group was not destroyed within {self.limits.teardown_s} s")
 
-    def _recover(self) -> None:
+    def _recover(self, failure: failures.Failure) -> None:
         """Back off, then check this node's health, until it is fit or the circuit opens."""
         attempt = max(self._breaker.failures - 1, 0)
+        unfit = ""
         while True:
             reason = self._breaker.reason(time.monotonic())
             if reason is not None:
-                self._give_up(reason)
+                self._give_up(f"{reason}{unfit}")
             left_s = self._breaker.left_s(time.monotonic())
-            wait_s = min(self._backoff.wait_s(attempt), left_s)
+            most_s = max(left_s / 4, SHORTEST_S)  # the rest is for the others to come
+            wait_s = min(self._backoff.wait_s(attempt), most_s)
             probe.emit("backoff", attempt=attempt, wait_s=round(wait_s, 6))
             time.sleep(wait_s)
             self._client.suspect()
-            found = health.check(self._client, timeout_s=min(self.limits.timeout_s, left_s + 0.1))
+            found = health.check(
+                self._client,
+                timeout_s=min(self.limits.timeout_s, left_s + 0.1),
+                silent_ranks=failure.silent_ranks,
+            )
             probe.emit("health_checked", **dataclasses.asdict(found))
             if found.ok:
                 return
+            unfit = f"; {found.reason}"
             attempt += 1
 
     def _give_up(self, reason: str, *, tell: bool = True) -> NoReturn:

@@ -11,6 +11,12 @@ from typing import Final
 
 from chaoslab.resilience.client import StoreClient
 
+TCP_INFO_BYTES, RETRANSMITS = 8, 2
+"""tcpi_retransmits is one byte. Source: struct tcp_info in linux/tcp.h."""
+
+SILENT_AFTER: Final = 2
+"""So many retransmissions in a row, 0.6 s without an answer: no chance loss of a packet."""
+
 ADDRESS: Final = re.compile(r"\[([0-9a-fA-F.:]+)\]:(\d+)")
 """How gloo's messages name the other end."""
 
@@ -40,6 +46,34 @@ class Names:
         return self._owners.get(f"{host} {port}")
 
 
+def is_unanswered(fd: int) -> bool:
+    """Say whether what was sent on a TCP connection is retransmitted again and again in vain.
+
+    Then the other end's host, or the way to it, is gone: a host acknowledges for a process that
+    is frozen, too. Where nothing was sent there is nothing to tell by.
+    """
+    try:
+        with borrowed(fd) as sock:
+            info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+    except OSError:
+        return False
+    return info[RETRANSMITS] >= SILENT_AFTER
+
+
+def borrowed(fd: int) -> socket.socket:
+    """Give an object for a copy of a socket's descriptor, to be closed. Raises: OSError.
+
+    The blocking mode, which all copies share, stays as it is: socket.setdefaulttimeout would
+    change it.
+    """
+    copy = os.dup(fd)
+    try:
+        return socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=copy)
+    except OSError:
+        os.close(copy)
+        raise
+
+
 def inode_of(fd: int) -> int | None:
     """Give a socket's inode, which tells it from a later one of the same descriptor."""
     try:
@@ -62,7 +96,7 @@ def connected() -> dict[int, int]:
 def end_of(fd: int, *, own: bool = False) -> tuple[str, int] | None:
     """Give the peer's or the own end of a connected TCP socket, None for anything else."""
     try:
-        with socket.socket(fileno=os.dup(fd)) as sock:
+        with borrowed(fd) as sock:
             if sock.family not in (socket.AF_INET, socket.AF_INET6):
                 return None
             host, port = sock.getpeername()[:2]

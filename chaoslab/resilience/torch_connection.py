@@ -46,7 +46,7 @@ class Connection:
 
     def cut(self) -> None:
         """Shut the socket down: a thread that waits on it is woken."""
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(self._fd)) as sock:
+        with contextlib.suppress(OSError), sockets.borrowed(self._fd) as sock:
             if self._inode is not None and sockets.inode_of(self._fd) == self._inode:
                 sock.shutdown(socket.SHUT_RDWR)
 

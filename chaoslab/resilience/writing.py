@@ -79,8 +79,7 @@ def _write_shard(
 
 def _refuse_unloadable(path: Path) -> None:
     """Refuse a state that weights_only will not load. Raises: ValueError."""
-    find = getattr(torch.serialization, "get_unsafe_globals_in_checkpoint", None)  # torch >= 2.6
-    if find is not None and (unsafe := sorted(find(path))):
+    if unsafe := sorted(torch.serialization.get_unsafe_globals_in_checkpoint(path)):
         raise ValueError(
             f"the state holds {', '.join(unsafe)}, which loading with weights_only refuses: want "
             "tensors, numbers, text, lists, tuples, dicts; or name it to "

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -130,6 +131,8 @@ def watch(tmp_path):
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            # a shell starts what runs in its background with SIGINT ignored, and that is inherited
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509
         )
         started.append(Watched(process=process, tmp=tmp, reports=reports))
         return started[-1]

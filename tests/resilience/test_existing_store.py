@@ -207,6 +207,8 @@ def test_a_host_that_is_gone_is_told(host: Host, client: ExistingStoreClient) ->
         client.add("n", 1, timeout_s=0.5)
     with pytest.raises(StoreTimeout, match=r"no answer within 0\.5 s"):
         client.get("n", timeout_s=0.5)
+    with pytest.raises(StoreTimeout, match=r"connect: .*refused.*is the store running"):
+        client.again(timeout_s=0.5)
 
 
 def test_a_closed_client_wakes_its_waiting_threads(host: Host, client: ExistingStoreClient) -> None:

@@ -2,20 +2,137 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import socket
+import subprocess
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
+import torch.distributed as dist
 from checkpoints import in_a_child
 from loopback_job import Store
 
-from chaoslab.resilience import rendezvous
+from chaoslab.resilience import rendezvous, sockets
 from chaoslab.resilience.client import StoreClient
 from chaoslab.resilience.errors import StoreError
 from chaoslab.resilience.group import Group
 from chaoslab.resilience.store import parse_address
 
 TIMEOUT_S = 30.0
+CLONE_NEWUSER, CLONE_NEWNET = 0x10000000, 0x40000000
+"""Source: linux/sched.h."""
+
+
+def fail_to_connect(client: StoreClient) -> None:
+    """Try to form generation 1, whose other rank does not come; it moves on meanwhile."""
+    mover = threading.Timer(
+        0.2, rendezvous.advance, (client.again(timeout_s=5), 1), {"timeout_s": 5}
+    )
+    mover.start()
+    with pytest.raises((StoreError, RuntimeError)):
+        Group(client, number=1, rank=0, world_size=2, timeout_s=TIMEOUT_S)
+
+
+@pytest.mark.usefixtures("warmed")
+def test_a_rank_that_failed_to_connect_connects_to_a_fresh_one(store: Store) -> None:
+    """Torch counts a process's tries in the keys: the two must look under the same ones."""
+
+    def be(rank: int) -> None:
+        client = StoreClient(*parse_address(store.address), timeout_s=TIMEOUT_S)
+        if rank == 0:
+            rendezvous.advance(client, 0, timeout_s=5)
+            fail_to_connect(client)
+        while client.get(rendezvous.GENERATION_KEY) != b"2":
+            time.sleep(0.01)
+        group = Group(client, number=2, rank=rank, world_size=2, timeout_s=5)
+        dist.barrier()
+        client.set(f"done/{rank}", b"1")
+        client.wait(["done/0", "done/1"])
+        assert group.close(deadline_s=5)
+
+    def both() -> None:
+        pid = os.fork()
+        if pid == 0:
+            try:
+                be(1)
+                os._exit(0)
+            finally:
+                os._exit(1)
+        be(0)
+        assert os.waitpid(pid, 0)[1] == 0
+
+    assert in_a_child(both) == (0, "")
+
+
+@contextmanager
+def connection() -> Iterator[tuple[socket.socket, socket.socket]]:
+    """Give both ends of a connection over lo, in a network namespace of this process's own."""
+    own = CLONE_NEWNET | (CLONE_NEWUSER if os.geteuid() else 0)
+    assert ctypes.CDLL(None, use_errno=True).unshare(own) == 0
+    set_lo("up")
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        socket.create_connection(server.getsockname()) as near,
+    ):
+        far, _ = server.accept()
+        with far:
+            yield near, far
+
+
+def set_lo(state: str) -> None:
+    subprocess.run(["/sbin/ip", "link", "set", "lo", state], check=True)
+
+
+def becomes_silent(sock: socket.socket, *, within_s: float) -> bool:
+    end_s = time.monotonic() + within_s
+    while time.monotonic() < end_s:
+        if sockets.is_unanswered(sock.fileno()):
+            return True
+        time.sleep(0.02)
+    return False
+
+
+def test_a_host_that_acknowledges_nothing_is_silent() -> None:
+    """Its peer's data is retransmitted; known in less than two seconds, and over with the cut."""
+
+    def cut() -> None:
+        with connection() as (near, far):
+            near.send(b"before")
+            assert far.recv(100) == b"before"
+            assert not sockets.is_unanswered(near.fileno())
+            set_lo("down")
+            near.send(b"during")
+            assert becomes_silent(near, within_s=2)
+            set_lo("up")
+            assert far.recv(100) == b"during"
+            assert not sockets.is_unanswered(near.fileno())
+
+    assert in_a_child(cut) == (0, "")
+
+
+def test_a_process_that_reads_nothing_is_not_silent() -> None:
+    """Its host acknowledges for it: a frozen peer is no lost one; nor is an idle connection."""
+
+    def idle() -> None:
+        with connection() as (near, far):
+            near.send(b"unread")
+            assert not becomes_silent(near, within_s=1.5)
+            assert not sockets.is_unanswered(far.fileno())
+
+    assert in_a_child(idle) == (0, "")
+
+
+def test_what_is_no_connection_is_not_silent() -> None:
+    """A closed descriptor, a pipe."""
+    read, write = os.pipe()
+    assert not sockets.is_unanswered(read)
+    os.close(read)
+    os.close(write)
+    assert not sockets.is_unanswered(read)
 
 
 @pytest.mark.usefixtures("warmed")

@@ -28,6 +28,18 @@ def test_a_store_that_does_not_answer_is_no_health(store: Store, client: StoreCl
     assert "no answer within 0.3 s" in found.reason
 
 
+def test_silent_peers_beside_a_silent_store_point_to_this_node(
+    store: Store, client: StoreClient
+) -> None:
+    """Peers alone, or the store alone, do not: that is somebody else's fault."""
+    found = health.check(client, timeout_s=5, silent_ranks=[1, 3])
+    assert (found.ok, found.silent_ranks, found.reason) == (True, (1, 3), "")
+    store.process.send_signal(signal.SIGSTOP)
+    found = health.check(client, timeout_s=0.3, silent_ranks=[1, 3])
+    assert "ranks [1, 3] were silent, too: is it this node's link?" in found.reason
+    assert "link" not in health.check(client, timeout_s=0.3).reason
+
+
 def test_a_node_without_a_route_is_not_fit() -> None:
     """An address family that has no route at all: no packet is needed to find out."""
     found = health.check(StoreClient("255.255.255.255", 1), timeout_s=0.3)
@@ -39,6 +51,15 @@ def test_an_address_of_no_interface_is_found_out() -> None:
     """192.0.2.1 is kept for documentation: no interface has it."""
     assert health.interface_of("192.0.2.1") is None
     assert health.interface_of("127.0.0.1") == "lo"
+
+
+def test_an_address_that_no_interface_names_is_no_fault(
+    client: StoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second address of an interface, or IPv6: the store is asked all the same."""
+    monkeypatch.setattr(health, "address_towards", lambda _: "2001:db8::1")
+    found = health.check(client, timeout_s=5)
+    assert (found.ok, found.interface, found.address) == (True, None, "2001:db8::1")
 
 
 @pytest.mark.parametrize(

@@ -153,12 +153,12 @@ def test_a_rank_killed_after_its_last_step_does_not_strand_the_others(
 def test_a_frozen_store_does_not_stop_the_training(
     start_job: StartJob, store: Any, twin: list[dict[str, Any]]
 ) -> None:
-    """Steps go on while the store does not answer."""
+    """Steps and saves go on while the store does not answer."""
     job = start_job()
     job.until_step(12)
     store.process.send_signal(signal.SIGSTOP)
     try:
-        job.until_step(19)
+        job.until_step(25)  # saved at 20
     finally:
         store.process.send_signal(signal.SIGCONT)
     ends_like(job, twin)
@@ -173,6 +173,18 @@ def test_an_error_of_the_users_code_is_raised_at_once(start_job: StartJob) -> No
     assert "ValueError: planted at step 5" in (job.directory / "rank-1.log").read_text()
     assert job.events("failure_seen", rank=1) == []
     assert [statuses[rank] for rank in (0, 2, 3)] == [CIRCUIT_OPEN_STATUS] * 3
+
+
+def test_a_last_save_that_fails_is_no_success(start_job: StartJob) -> None:
+    """Other saves may fail a few times; without the last one the work would be lost in silence."""
+    job = start_job("tests/resilience/no_last_save.py")
+    statuses = job.until_over()
+    assert set(statuses.values()) == {1}
+    assert len(job.events("save_failed")) == 2 * WORLD_SIZE
+    assert (
+        "CheckpointWriteFailed: planted at step 40"
+        in (job.directory / f"rank-{VICTIM}.log").read_text()
+    )
 
 
 def test_a_crash_at_the_same_step_opens_the_circuit(start_job: StartJob) -> None:
@@ -199,6 +211,7 @@ def test_peers_that_come_but_cannot_connect_are_not_absent(
     ends_like(job, twin)
     failed = [e for e in job.events("failure_seen") if "planted" in e["message"]]
     assert len({e["generation"] for e in failed}) == 3  # 4.5 s in all
+    assert max(e["wait_s"] for e in job.events("backoff")) <= 3 / 4  # the rest is for meeting
 
 
 def test_peers_that_never_connect_open_the_circuit_by_their_number(start_job: StartJob) -> None:
