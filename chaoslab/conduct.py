@@ -141,7 +141,10 @@ class _Conductor:
         gone = self._dead_agents()
         nodes = [node for node in range(len(cluster.agents)) if node not in gone]
         answers = await asyncio.gather(
-            *(cluster.ask_agent(node, "pristine", limit_s=_AGENT_LIMIT_S) for node in nodes)
+            *(
+                cluster.ask_agent(node, "pristine", limit_s=_AGENT_LIMIT_S, over=when == "after")
+                for node in nodes
+            )
         )
         for node, answer in zip(nodes, answers, strict=True):
             if not answer["pristine"]:
@@ -187,6 +190,7 @@ class _Conductor:
 
     def _make_injectors(self, cluster: Cluster, ranks: Ranks) -> list[Injector]:
         execution = self._execution
+        cut_off: dict[int, frozenset[int]] = {}
         return [
             Injector(
                 nth=nth,
@@ -202,6 +206,7 @@ class _Conductor:
                 ranks=ranks,
                 feed=self._feed,
                 limit_s=execution.job.limit_s,
+                cut_off=cut_off,
             )
             for nth, injection in enumerate(execution.schedule)
         ]

@@ -18,7 +18,14 @@ from typing import Final
 from chaoslab import bounds, naming, versions
 from chaoslab.cluster.scratch import Scratch, scratch_directory, scratch_root, sweep
 from chaoslab.conduct import Execution, execute
-from chaoslab.errors import BoundExceeded, HarnessError, NeedsNetem, NotAvailable, NotProven
+from chaoslab.errors import (
+    BoundExceeded,
+    HarnessError,
+    InvalidScenario,
+    NeedsNetem,
+    NotAvailable,
+    NotProven,
+)
 from chaoslab.history import History
 from chaoslab.inject.placement import place
 from chaoslab.measure import Expectation, ExpectedInjection
@@ -44,6 +51,7 @@ def run(scenario: Scenario, *, options: Options | None = None) -> Report:
     __tracebackhide__ = True
     chosen = options or from_environment()
     script = check_files(scenario, Path.cwd())
+    expectation(scenario, chosen)  # refuses what no run could be judged by
     _check_machine(scenario, chosen)
     sweep(chosen.reports)
     reports = []
@@ -200,7 +208,13 @@ def expectation(scenario: Scenario, options: Options) -> Expectation:
                 at=describe(injection.at),
             )
         )
-    return Expectation(world_size=job.world_size, steps=job.steps, injections=tuple(entries))
+    expected = Expectation(world_size=job.world_size, steps=job.steps, injections=tuple(entries))
+    if not expected.ranks:
+        raise InvalidScenario(
+            f"NodeLoss on every one of Job(nodes={job.nodes}), as --chaos-seed={options.seed} "
+            "draws them: want a node that stays, since of a lost one nothing is expected"
+        )
+    return expected
 
 
 def _owner(script: Path) -> tuple[int, int] | None:

@@ -50,7 +50,7 @@ class Agent:
             "wait_healed": self._op_wait_healed,
             "renew": self._op_renew,
             "counters": self._op_counters,
-            "pristine": lambda _: self._node.pristine(),
+            "pristine": lambda asked: self._node.pristine(over=bool(asked.get("over"))),
             "heal_all": lambda _: {"healed": self._heal_all()},
             "shutdown": self._op_shutdown,
         }

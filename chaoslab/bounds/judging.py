@@ -83,6 +83,7 @@ _DOUBTFUL = {
     "lease_expired": "the fault's lease ran out: it was not healed as the schedule says",
     "agent_failed": "the agent of {who} could not undo a fault by itself",
     "hold_expired": "{who} was held for a fault and let go before the fault came",
+    "gave_up": "the job was still there after {limit_s} s, and the run was given up",
     "not_pristine": "{who} was not in a known good state: {differences}",
 }
 
@@ -94,6 +95,7 @@ def _doubt(event: Event) -> str:
         who = f"{place} {index}" if index is not None else who
     told = _DOUBTFUL[event.kind].format(
         who=who,
+        limit_s=event.get("limit_s", "?"),
         count=event.get("count", "some"),
         differences=event.get("differences", ""),
         problem=event.get("problem", "it cannot be read"),

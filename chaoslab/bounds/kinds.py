@@ -223,6 +223,8 @@ def _finishes(bound: Bound, record: Record) -> tuple[Judgement, ...]:
     ends = endings(record.history, record.expectation)
     failed = [end for end in ends if end.outcome in ("failed", "given_up")]
     unknown = [end for end in ends if end.outcome == "unknown"]
+    if not ends:
+        return (bound.unknown("an expected rank: the faults take them all"),)
     if failed:
         return (bound.judgement(Verdict.FAILED, tell(failed)),)
     if unknown:

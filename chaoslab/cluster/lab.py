@@ -187,16 +187,24 @@ class Lab:
         pid = self._pid_of(request["key"])
         if pid is None:
             return {"gone": True, "t_s": time.monotonic()}
-        if request.get("tree"):
-            # A rank leads a session and a process group of its own.
-            os.killpg(pid, request["signal"])
-        else:
-            os.kill(pid, request["signal"])
+        for one in _family(pid) if request.get("tree") else [pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(one, request["signal"])
         return {"gone": False, "t_s": time.monotonic()}
 
     def _state(self, request: dict[str, Any]) -> dict[str, Any]:
         pid = self._pid_of(request["key"])
-        return _look(pid) if pid is not None else dict(_GONE)
+        if pid is None:
+            return dict(_GONE)
+        seen = _look(pid)
+        if request.get("tree"):
+            family = [_look(one) for one in _family(pid)]
+            states = {one["state"] for one in family if one["state"] not in (None, "Z", "X")}
+            # Stopped when all of them are; else the state of one that is not.
+            running = states - {"T", "t"}
+            seen["state"] = min(running) if running else seen["state"]
+            seen["cpu_ticks"] = sum(one["cpu_ticks"] or 0 for one in family)
+        return seen
 
     def _pid_of(self, key: str) -> int | None:
         for pid, name in self._keys.items():
@@ -262,6 +270,21 @@ class Lab:
                 if os.waitpid(-1, os.WNOHANG)[0] == 0:
                     select.select([self._wake_read], [], [], _REAP_POLL_S)
                     self._drain_wakes()
+
+
+def _family(pid: int) -> list[int]:
+    """Give a process and all that descend from it, parents first. Source: proc(5)."""
+    children: dict[int, list[int]] = {}
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with contextlib.suppress(OSError):
+                stat = (entry / "stat").read_text(encoding="utf-8", errors="replace")
+                parent = int(stat.rpartition(")")[2].split()[1])
+                children.setdefault(parent, []).append(int(entry.name))
+    found = [pid]
+    for one in found:
+        found += children.get(one, [])
+    return found
 
 
 def _look(pid: int) -> dict[str, Any]:

@@ -175,19 +175,20 @@ class Cluster:
         await self._ask("empty", node=node)
 
     async def signal(self, key: str, number: int, *, tree: bool = False) -> bool:
-        """Signal a process by its key; tree: its whole process group.
+        """Signal a process by its key; tree: all that descend from it, too.
 
         Returns False when it was gone already. Raises: ClusterError.
         """
         return not (await self._ask("signal", key=key, signal=number, tree=tree))["gone"]
 
-    async def look(self, key: str) -> dict[str, Any]:
+    async def look(self, key: str, *, tree: bool = False) -> dict[str, Any]:
         """Look at a process: its state, processor time and signals.
 
+        tree: state and processor time of all that descend from it, too; stopped when all are.
         Returns state (T: stopped; None: gone), cpu_ticks, and the masks pending, caught and
         ignored. Source: proc(5).
         """
-        return await self._ask("state", key=key)
+        return await self._ask("state", key=key, tree=tree)
 
     async def processes(self) -> list[dict[str, Any]]:
         """List the run's processes: pid, key (None for an orphan), state, command, node."""

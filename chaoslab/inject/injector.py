@@ -26,7 +26,10 @@ _LEASE_SPARE_S: Final = 30.0
 
 
 class Injector:
-    """One injection of a run. `run` is cancelled when the job is over; then call `heal`."""
+    """One injection of a run. `run` is cancelled when the job is over; then call `heal`.
+
+    cut_off: which nodes each injection cuts off at present, shared by all of a run.
+    """
 
     def __init__(
         self,
@@ -38,6 +41,7 @@ class Injector:
         ranks: Ranks,
         feed: Feed,
         limit_s: float,
+        cut_off: dict[int, frozenset[int]],
     ) -> None:
         self._nth = nth
         self._injection = injection
@@ -45,6 +49,7 @@ class Injector:
         self._cluster = cluster
         self._ranks = ranks
         self._feed = feed
+        self._cut_off = cut_off
         self._lease_s = limit_s + _LEASE_SPARE_S
         self._work: asyncio.Task[None] | None = None
         self._healing: asyncio.Task[None] | None = None
@@ -68,6 +73,7 @@ class Injector:
     async def _inject(self, moment: Event, begun_t_s: float) -> None:
         for node in self._placement.lost_nodes:
             self._ranks.lose_node(node)
+        self._cut_off[self._nth] = _cuts(self._placement)
         hit = await self._hit_processes()
         for node in self._placement.lost_nodes:
             await self._cluster.empty(node)
@@ -169,6 +175,8 @@ class Injector:
 
     async def _undo(self, cut_short: bool) -> None:  # noqa: FBT001  private
         fault, placement = self._injection.fault, self._placement
+        if self._undoable:
+            self._cut_off.pop(self._nth, None)
         missing = list(await processes.undo(fault, placement, self._cluster, self._ranks))
         results = await asyncio.gather(
             *(self._heal_link(place, link) for place, link in enumerate(placement.links)),
@@ -207,14 +215,30 @@ class Injector:
             limit_s=_HEAL_LIMIT_S + _ANSWER_LIMIT_S,
             fault_id=fault_id,
             timeout_s=_HEAL_LIMIT_S,
-            probe_to=list(link.probe_to),
+            probe_to=self._reachable(link),
         )
         if not answer.get("healed"):
             raise AgentError(f"node {link.node}: {answer.get('missing', 'not healed')}")
         return healed_s
 
+    def _reachable(self, link: LinkAction) -> list[str]:
+        """Give where to send probes after the heal: not to nodes that another fault cuts off now.
+
+        Where that is all of them, all are given: then nothing can show that the link is whole.
+        """
+        others = (nodes for nth, nodes in self._cut_off.items() if nth != self._nth)
+        cut = {self._cluster.addresses[node] for nodes in others for node in nodes}
+        return [to for to in link.probe_to if to not in cut] or list(link.probe_to)
+
     def _fault_id(self, place: int) -> str:
         return f"{self._nth}.{place}"
+
+
+def _cuts(placement: Placement) -> frozenset[int]:
+    """Give the nodes that a placement cuts off altogether, or now and then."""
+    kinds = ("silent_drop", "link_down", "flap")
+    cut = {link.node for link in placement.links if link.wire["kind"] in kinds}
+    return frozenset(cut | set(placement.lost_nodes))
 
 
 def _healed_s(results: list[float | BaseException]) -> float | None:

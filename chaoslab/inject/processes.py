@@ -63,7 +63,9 @@ async def hit(fault: faults.Fault, placement: Placement, cluster: Cluster, ranks
     keys, absent = keys_of(placement, ranks)
     evidence, gone = {}, []
     for key in keys:
-        delivered = await cluster.signal(key, number)
+        # What a rank has started (a launcher's trainer, data loaders) stands still with it.
+        tree = number == signals.SIGSTOP
+        delivered = await cluster.signal(key, number, tree=tree)
         evidence[key] = {"signal": signal_name(number), "delivered": delivered}
         if not delivered:
             gone.append(f"{key} had ended before the signal")
@@ -102,7 +104,9 @@ async def _effect_of(
         for event in feed.history.of("process_exited"):
             if event.get("key") == key:
                 return _ended(key, number, event.get("status")), event.t_s
-        now = await cluster.look(key)
+        now = await cluster.look(key, tree=number == signals.SIGSTOP)
+        if number == signals.SIGSTOP and now["state"] not in (*_STOPPED_STATES, None):
+            await cluster.signal(key, number, tree=True)  # a child that was just being forked
         seen = _seen(key, number, before, now)
         if seen:
             return seen, time.monotonic()
@@ -163,7 +167,7 @@ async def undo(
     keys, _ = keys_of(placement, ranks)
     problems = []
     for key in keys:
-        if not await cluster.signal(key, signals.SIGCONT):
+        if not await cluster.signal(key, signals.SIGCONT, tree=True):
             continue
         deadline_s = time.monotonic() + _EFFECT_LIMIT_S
         while (await cluster.look(key))["state"] in _STOPPED_STATES:

@@ -44,7 +44,13 @@ async def reached(injection: schedule.Injection, feed: Feed) -> Event:
             return await feed.first(lambda e: e.kind == "healed" and e.get("injection") == other)
         case schedule.WhileRecovering():
             bitten = await feed.first(lambda e: e.kind == "effective")
-            return await feed.first(lambda e: e.kind == "failure_seen" and e.t_s >= bitten.t_s)
+            # It may be noticed before the harness has seen that it bit.
+            since_s = min(
+                float(e.get("begun_t_s", e.t_s))
+                for e in [*feed.history.of("injected"), bitten]
+                if e.get("injection") == bitten.get("injection")
+            )
+            return await feed.first(lambda e: e.kind == "failure_seen" and e.t_s >= since_s)
     raise InvalidScenario(f"{injection.at!r}: not a trigger")
 
 

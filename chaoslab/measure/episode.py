@@ -5,10 +5,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
+from typing import Final
 
 from chaoslab.history import Event
 from chaoslab.measure.timeline import BEGINNINGS, Moments, Timeline, tell
 from chaoslab.measure.values import NEVER, Measurement, Unit
+
+TROUBLE: Final = (
+    "failure_seen",
+    "torn_down",
+    "backoff",
+    "restored",
+    "process_started",
+    "process_exited",
+)
+"""Kinds that tell that a rank is not simply going on."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -123,13 +134,17 @@ def _back(timeline: Timeline, moments: Moments, rank: int) -> Event | None:
 
     After a window: the first step after the heal beyond the highest before the fault. Without
     one: the same, and the step must have been begun after the effect was proven, since a step
-    that was under way may still be completed on a rank that is already cut off.
+    that was under way may still be completed on a rank that is already cut off. Where the fault
+    stays, steps may get through before it is felt: what counts is the first step after the
+    rank's last trouble.
     """
     windowed = moments.injection.is_window
     since_s = moments.healed_s if windowed else moments.proven_s
-    floor = timeline.highest_step(moments.bitten_s if windowed else moments.proven_s)
     if since_s is None:
         return None
+    if moments.injection.lasts:
+        since_s = max(since_s, _last_trouble_s(timeline, moments, rank))
+    floor = timeline.highest_step(moments.bitten_s if windowed else since_s)
     begun_s = -math.inf
     for event in timeline.rank_events(rank, *BEGINNINGS):
         if event.kind == "step" and event["step"] > floor:
@@ -138,6 +153,23 @@ def _back(timeline: Timeline, moments: Moments, rank: int) -> Event | None:
                 return event
         begun_s = event.t_s
     return _done_before(timeline, rank)
+
+
+def _last_trouble_s(timeline: Timeline, moments: Moments, rank: int) -> float:
+    """Give the last time at which a rank failed or began again under a fault that stays.
+
+    Until the next fault, which has an episode of its own.
+    """
+    bitten_s = moments.bitten_s or 0.0
+    later = [m.bitten_s for m in timeline.moments if m.bitten_s is not None]
+    until_s = min((t_s for t_s in later if t_s > bitten_s), default=math.inf)
+    times = [
+        event.t_s
+        for event in timeline.rank_events(rank, *TROUBLE)
+        if bitten_s <= event.t_s < until_s
+        and not (event.kind == "process_exited" and event.get("status") == 0)
+    ]
+    return max(times, default=-math.inf)
 
 
 def _done_before(timeline: Timeline, rank: int) -> Event | None:

@@ -127,10 +127,22 @@ def retries(episode: Episode) -> Measurement:
         by_rank[rank] = float(max(waits, _attempts(events)))
     most = max(by_rank, key=lambda rank: (by_rank[rank], -rank), default=0)
     lacking = next((g for r in by_rank if (g := episode.timeline.gaps(r))), "")
+    silent = next((rank for rank in by_rank if not by_rank[rank] and _went_on(episode, rank)), None)
+    if not lacking and silent is not None:
+        lacking = (
+            f"backoff of rank {silent}: it noticed a failure and went on, with no try on record"
+        )
     if lacking or not (episode.recovered or episode.timeline.ended):
         return episode.missing("retries", "count", lacking or "run_ended: the record is cut short")
     how = f"by rank {most}" if by_rank.get(most) else "no rank had to try again"
     return episode.known("retries", by_rank.get(most, 0.0), "count", how, by_rank)
+
+
+def _went_on(episode: Episode, rank: int) -> bool:
+    """Tell whether a rank noticed a failure and formed a group, or did a step, after it."""
+    events = episode.within(rank, "failure_seen", "group_ready", "step")
+    seen = [event.t_s for event in events if event.kind == "failure_seen"]
+    return bool(seen) and any(e.kind != "failure_seen" and e.t_s > seen[0] for e in events)
 
 
 def _attempts(events: Iterable[Event]) -> int:
@@ -247,10 +259,10 @@ def regroups(timeline: Timeline) -> Measurement:
     """Measure regroups: groups that were formed after the first one, of the busiest rank."""
     if lacking := _record_gap(timeline):
         return _lack("regroups", "count", lacking)
-    counts = {
-        rank: max(0, len(timeline.rank_events(rank, "group_ready")) - 1)
-        for rank in timeline.expectation.ranks
-    }
+    groups = {r: len(timeline.rank_events(r, "group_ready")) for r in timeline.expectation.ranks}
+    if silent := [rank for rank, formed in groups.items() if not formed]:
+        return _lack("regroups", "count", f"group_ready of rank {silent[0]}")
+    counts = {rank: formed - 1 for rank, formed in groups.items()}
     most = max(counts, key=lambda rank: (counts[rank], -rank), default=0)
     value = counts.get(most, 0)
     how = (

@@ -97,12 +97,28 @@ def proven(history: History, expectation: Expectation, injection: int) -> bool:
 
 
 def doubts_of_faults(history: History, expectation: Expectation) -> list[str]:
-    """Say which faults are not proven to have bitten, or to have been healed."""
-    return [
-        f"{_name(moments)}: {moments.missing}"
-        for moments in build(history, expectation).moments
-        if moments.missing
+    """Say which faults are not proven to have bitten, or to have been healed, or came too late."""
+    timeline = build(history, expectation)
+    doubts = [
+        f"{_name(moments)}: {moments.missing}" for moments in timeline.moments if moments.missing
     ]
+    doubts += [
+        f"{_name(moments)}: effective: the job had done its last step before the fault bit: want "
+        "more steps, or an earlier trigger"
+        for moments in timeline.moments
+        if not moments.missing and not moments.injection.is_window and _came_late(timeline, moments)
+    ]
+    return doubts
+
+
+def _came_late(timeline: Timeline, moments: Moments) -> bool:
+    """Tell whether every expected rank finished without a step after the effect was proven."""
+    for rank in timeline.expectation.ranks:
+        steps = timeline.steps(rank)
+        last_s = steps[-1].t_s if steps else -math.inf
+        if timeline.ending(rank).outcome != "finished" or last_s > (moments.proven_s or 0.0):
+            return False
+    return True
 
 
 def endings(history: History, expectation: Expectation) -> tuple[Ending, ...]:

@@ -28,8 +28,9 @@ def compare_with_twin(
     history: History, twin: History | None, expectation: Expectation
 ) -> TwinComparison:
     """Compare every expected rank's last `result` with the twin's."""
-    if twin is None:
-        return _unknown("the history of a twin: none was run or found")
+    if twin is None or not expectation.ranks:
+        what = "an expected rank: the faults take them all" if twin else "the history of a twin"
+        return _unknown(what if twin else f"{what}: none was run or found")
     unfinished = _unfinished(history, expectation)
     if unfinished:
         return _unknown(f"not judged: the job never finished: {unfinished}")

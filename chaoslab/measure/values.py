@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final, Literal
 
 from chaoslab.errors import InvalidScenario
-from chaoslab.faults import Fault, NodeLoss, ProcessFault
+from chaoslab.faults import ConnectionReset, Fault, Kill, NodeLoss, ProcessFault, Signal
 
 CIRCUIT_OPEN_STATUS: Final = 75
 """Exit status of a rank whose job gave up for good. Source: sysexits.h, EX_TEMPFAIL."""
@@ -25,14 +25,16 @@ class ExpectedInjection:
     """One entry of the schedule, resolved to the ranks that it hits.
 
     index: place in the schedule, 0-based. fault: the kind's name. code, on, at: fault, target
-    and trigger as short code. is_window: the harness heals it during the run. takes_process:
-    it acts on processes, so its ranks cannot be asked to notice it. for_good: its ranks never
-    come back. ranks: the ranks of its target (empty: the store, or an agent).
+    and trigger as short code. is_window: the harness heals it during the run. lasts: it stays
+    until the run's end, neither healed nor over in a moment. takes_process: it acts on
+    processes, so its ranks cannot be asked to notice it. for_good: its ranks never come back.
+    ranks: the ranks of its target (empty: the store, or an agent).
     """
 
     index: int
     fault: str
     is_window: bool
+    lasts: bool = False
     takes_process: bool = False
     for_good: bool = False
     ranks: tuple[int, ...] = ()
@@ -52,13 +54,19 @@ class ExpectedInjection:
         at: str = "",
     ) -> ExpectedInjection:
         """Resolve one entry of a schedule; `ranks` are those that the target stands for."""
+        hit = tuple(ranks)
+        # A rank that a signal has ended is started again; a store is not.
+        is_moment = isinstance(fault, ConnectionReset) or (
+            isinstance(fault, Kill | Signal) and bool(hit)
+        )
         return cls(
             index=index,
             fault=type(fault).__name__,
             is_window=fault.is_window,
+            lasts=not fault.is_window and not is_moment,
             takes_process=isinstance(fault, ProcessFault | NodeLoss),
             for_good=isinstance(fault, NodeLoss),
-            ranks=tuple(ranks),
+            ranks=hit,
             code=code,
             on=on,
             at=at,

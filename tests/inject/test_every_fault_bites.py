@@ -8,6 +8,7 @@ import pytest
 from chaoslab import (
     NEVER,
     Injection,
+    InvalidScenario,
     Job,
     NotProven,
     Options,
@@ -197,3 +198,47 @@ def test_an_end_by_another_signal_does_not_prove_a_kill(tmp_path) -> None:
     job = dataclasses.replace(JOB, restart=NEVER)
     with pytest.raises(NotProven, match=r"no running process|ended before"):
         story(tmp_path, kill, stop, promises=[bounds.leaves_nothing_behind()], job=job)
+
+
+@pytest.mark.netem(needed=False)
+def test_a_stop_reaches_what_a_rank_has_started(tmp_path) -> None:
+    """A launcher's trainer, in a session of its own, stands still too; and goes on after it."""
+    job = dataclasses.replace(JOB, script="tests/trainers/launcher.py")
+    stop = Injection(fault=faults.Stop(duration_s=WINDOW_S), on=rank(1), at=at_step(20))
+    history = story(tmp_path, stop, promises=[bounds.recovers_within(20)], job=job)
+    proven_s, healed_s = history.of("effective")[0].t_s, history.of("healed")[0].t_s
+    steps = [event.t_s for event in history.of("step") if event.rank == 1]
+    assert not [t_s for t_s in steps if proven_s < t_s < proven_s + 0.8 * WINDOW_S]
+    assert max(steps) > healed_s
+
+
+@pytest.mark.netem(needed=False)
+def test_a_heal_is_seen_although_another_node_is_cut_off(tmp_path) -> None:
+    """The probe goes to those nodes only that no other fault cuts off at that moment."""
+    job = dataclasses.replace(JOB, steps=1200)
+    injections = [
+        Injection(fault=faults.SilentDrop(duration_s=9), on=node(2), at=at_step(20)),
+        Injection(fault=faults.LinkDown(duration_s=WINDOW_S), on=node(1), at=at_step(20)),
+    ]
+    history = story(tmp_path, *injections, promises=[bounds.finishes()], job=job)
+    healed = {event["injection"]: event.t_s for event in history.of("healed")}
+    assert healed[0] - healed[1] > 5, "healed before a probe of the cut node would be given up"
+
+
+@pytest.mark.netem
+def test_what_a_fault_still_holds_at_the_end_is_nobodys(tmp_path) -> None:
+    """The last packets of the ranks are on their way for 0.4 s when the job is over."""
+    job = Job(script="examples/charlm.py", nodes=2, steps=25, args=("--timeout-s", "10"))
+    delay = Injection(fault=faults.Delay(delay_s=0.4), on=node(1), at=at_step(15))
+    history = story(tmp_path, delay, promises=[bounds.finishes()], job=job, kernel="auto")
+    assert history.of("effective")
+    assert not history.of("not_pristine")
+
+
+@pytest.mark.netem(needed=False)
+def test_a_loss_of_every_node_by_the_seeds_draw_is_refused(tmp_path) -> None:
+    """Nothing would be expected of anybody, and that is no pass."""
+    job = dataclasses.replace(JOB, nodes=2)
+    loss = Injection(fault=faults.NodeLoss(), on=ranks(2), at=at_step(20))
+    with pytest.raises(InvalidScenario, match="want a node that stays"):
+        story(tmp_path, loss, promises=[bounds.finishes()], job=job)

@@ -171,6 +171,38 @@ def circuit_expected() -> Expectation:
     return Expectation(world_size=RANKS, steps=STEPS, injections=(cut,))
 
 
+# --- 20 % loss from 1.85 s on, for good: two more steps get through before it is felt ----------
+
+
+def lasting_loss_story() -> Story:
+    """Tell of a job that fails 1 s after the loss began, restores step 2, and gets there."""
+    story = opening() + steps(1, 10) + fault_events(1.85, fault="PacketLoss")
+    for rank in range(RANKS):
+        story += [
+            event(3.0 + 0.01 * rank, "failure_seen", rank, error="RuntimeError"),
+            event(3.1 + 0.01 * rank, "torn_down", rank),
+            event(3.15, "backoff", rank, attempt=1, wait_s=0.1),
+            event(3.3, "attempt", rank, what="store", ok=True),
+            event(3.5, "group_ready", rank, generation=2, world_size=RANKS),
+            event(3.6, "restored", rank, step=2, verified=True),
+        ]
+    return story + steps(3, STEPS, base_s=3.5) + ending(5.6)
+
+
+def lasting_loss_ends_story() -> Story:
+    """Tell of one that gives up in order instead."""
+    story = [e for e in lasting_loss_story() if e.t_s < 3.2]
+    story += [event(4.6 + 0.1 * r, "process_exited", r, status=75) for r in range(RANKS)]
+    return [*story, event(5.0, "run_ended", reason="every rank exited")]
+
+
+def lasting_loss_expected() -> Expectation:
+    loss = ExpectedInjection.of(
+        0, PacketLoss(ratio=0.2), ranks=(2,), code="PacketLoss(...)", at="AtStep(step=8)"
+    )
+    return Expectation(world_size=RANKS, steps=STEPS, injections=(loss,))
+
+
 # --- all 16 ranks lose their connections at 1.85 s, after step 8, and come back together -------
 
 MANY = 16

@@ -18,6 +18,50 @@ def test_lost_steps_are_those_completed_beyond_the_restored_one() -> None:
     assert "restored step 5; step 8 had been completed" in measured.how
 
 
+def test_a_fault_that_stays_is_followed_to_the_last_trouble() -> None:
+    """Two steps got through before it was felt: what was lost and recovered comes after them."""
+    story, expected = told.lasting_loss_story(), told.lasting_loss_expected()
+    assert figure(story, expected, "lost_steps").value == 8
+    assert figure(story, expected, "recovery_s").value == pytest.approx(4.602 - 1.85)
+    assert figure(story, expected, "retries").value == 1
+    assert figure(story, expected, "detect_all_s").value == pytest.approx(3.02 - 1.85)
+    assert figure(story, expected, "circuit_s").value is None
+
+
+def test_a_fault_that_stays_and_ends_the_job_was_not_recovered_from() -> None:
+    """The steps that got through are no recovery; the job gave up in order."""
+    story, expected = told.lasting_loss_ends_story(), told.lasting_loss_expected()
+    assert figure(story, expected, "recovery_s").never
+    assert figure(story, expected, "circuit_s").value == pytest.approx(4.8 - 1.85)
+
+
+def test_a_fault_that_stays_and_is_ridden_out_is_over_at_the_first_step() -> None:
+    """The healthy twin: nobody noticed anything, every rank went on."""
+    story = told.twin_story() + told.fault_events(1.85)
+    assert figure(story, told.lasting_loss_expected(), "recovery_s").value < 0.3
+    assert figure(story, told.lasting_loss_expected(), "lost_steps").value == 0
+
+
+def test_a_rank_that_goes_on_without_a_try_on_record_has_no_number_of_retries() -> None:
+    """It noticed failures and formed groups: that it never tried cannot be true."""
+    story = [e for e in told.kill_story() if e.kind not in ("backoff", "torn_down")]
+    for nth in range(5):
+        story.append(told.event(2.0 + 0.1 * nth, "failure_seen", 0, error="RuntimeError"))
+        story.append(told.event(2.05 + 0.1 * nth, "group_ready", 0, generation=2 + nth))
+    measured = figure(story, told.kill_expected(), "retries")
+    assert measured.value is None
+    assert "backoff of rank 0" in measured.missing
+
+
+def test_a_rank_that_never_told_of_a_group_has_no_number_of_regroups() -> None:
+    """Its healthy twin told of one."""
+    expected = told.loss_expected()
+    assert find(measure(told.history(told.loss_story()), expected), "regroups").value == 0
+    silent = told.without(told.loss_story(), "group_ready", 1)
+    measured = find(measure(told.history(silent), expected), "regroups")
+    assert (measured.value, measured.missing) == (None, "group_ready of rank 1")
+
+
 def test_nothing_is_lost_where_nothing_was_restored() -> None:
     """A fault that the job rides out loses no step."""
     assert figure(told.loss_story(), told.loss_expected(), "lost_steps").value == 0
