@@ -39,7 +39,7 @@ def test_the_smallest_job_can_be_judged(tmp_path) -> None:
     scenario = Scenario(
         job=Job(script=str(script), nodes=2, steps=3000, limit_s=60),
         schedule=[stop],
-        bounds=[bounds.recovers_within(10), bounds.finishes(), bounds.never_restarts()],
+        bounds=[bounds.recovers_within(10), bounds.finishes()],
     )
     report = run(scenario, options=Options(reports=tmp_path / "reports", kernel="host"))
     assert report.verdict is Verdict.PASSED
