@@ -153,3 +153,18 @@ def test_a_rank_that_connects_is_woken_when_the_generation_moves_on(store: Store
         assert 0.5 <= took_s < TIMEOUT_S / 3, took_s
 
     assert in_a_child(connect) == (0, "")
+
+
+def test_a_borrowed_socket_keeps_its_blocking_mode() -> None:
+    """Also where the user's script has set a default timeout."""
+
+    def borrow() -> None:
+        near, far = socket.socketpair()
+        socket.setdefaulttimeout(5)
+        with sockets.borrowed(near.fileno()):
+            assert os.get_blocking(near.fileno())
+        with socket.socket(fileno=os.dup(near.fileno())):
+            assert not os.get_blocking(near.fileno())  # what the plain way does
+        far.close()
+
+    assert in_a_child(borrow) == (0, "")

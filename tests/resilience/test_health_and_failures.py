@@ -95,3 +95,24 @@ def test_a_lost_peer_is_a_failure_to_recover_from(error: Exception) -> None:
 def test_the_users_own_error_is_not(error: Exception) -> None:
     """It is raised, even when its words resemble gloo's but its type does not."""
     assert failures.of(error, None) is None
+
+
+class Told:
+    """What `failures.of` asks of a group."""
+
+    def __init__(self, *silent: int, lost: str | None = None) -> None:
+        self.silent_ranks, self.lost, self.blamed_rank = silent, lost, None
+
+    def blame(self, _: str) -> None:
+        """Know no address."""
+
+
+@pytest.mark.parametrize(
+    ("group", "blamed"),
+    [(Told(2), 2), (Told(1, 2), None), (Told(), None), (Told(2, lost="moved on"), None)],
+)
+def test_a_lone_silent_rank_is_blamed(group: Told, blamed: int | None) -> None:
+    """Not one of several, nor by a rank that was only told."""
+    failure = failures.of(GroupLost("x"), group)  # type: ignore[arg-type]
+    assert failure is not None
+    assert (failure.blamed_rank, failure.silent_ranks) == (blamed, group.silent_ranks)

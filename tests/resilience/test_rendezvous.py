@@ -99,3 +99,25 @@ def test_an_open_circuit_sends_everybody_home(client: StoreClient) -> None:
     waiting.join(10)
     wait()
     assert reasons == ["node 3 is gone"] * 2
+
+
+def test_ranks_that_are_held_off_again_and_again_give_up(client: StoreClient) -> None:
+    """Two processes of one rank push each other out; neither does so beyond its patience."""
+    clients = [client.again(timeout_s=5) for _ in range(2)]
+    with ThreadPoolExecutor(2) as pool:
+        both = [
+            pool.submit(
+                rendezvous.join,
+                own,
+                member(0, name),
+                world_size=2,
+                after=0,
+                patience_s=0.5,
+            )
+            for own, name in zip(clients, ("old", "new"), strict=True)
+        ]
+        for each in both:
+            with pytest.raises(RendezvousFailed):
+                each.result(10)
+    for own in clients:
+        own.close()
