@@ -1,14 +1,18 @@
-"""Probe packets: ICMP echo without CAP_NET_RAW, or UDP to a closed port of a peer.
+"""Probe packets: ICMP echo without CAP_NET_RAW, else TCP to a closed port; UDP for a given port.
 
-The kernel of any peer answers both. A bypassing prober's packets go past every fault on egress, so
-that a fault on ingress can be seen by itself.
+The kernel of any peer answers all three. It answers TCP with a reset as often as it is asked, UDP
+with an ICMP error about once a second (net.ipv4.icmp_ratelimit): too seldom to show a loss among
+the answers. A bypassing prober's packets go past every fault on egress, so that a fault on ingress
+can be seen by itself.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
+import select
 import socket
 import struct
 import time
@@ -22,10 +26,17 @@ if TYPE_CHECKING:
 
 SMALL_BYTES: Final = 16
 LARGE_BYTES: Final = 1400
-HEADERS_BYTES: Final = 42
+_HEADERS_BYTES: Final = 42
 """Ethernet 14, IPv4 20, ICMP or UDP 8."""
 
-_CLOSED_PORT: Final = 33434
+_TCP_RESET_BYTES: Final = 54
+"""Ethernet 14, IPv4 20, TCP 20: a peer's answer; the request has up to 20 more, of options."""
+
+_CLOSED_TCP_PORT: Final = 1
+"""tcpmux: below the ports that a job may be given; where something listens, it answers as well."""
+
+_CONNECTING_MAX: Final = 128
+_WATCHED_MAX: Final = 16
 _ECHO_REQUEST: Final = 8
 _ECHO_REPLY: Final = 0
 _PAYLOAD: Final = struct.Struct("!II")
@@ -48,7 +59,8 @@ class Observation:
 class Prober:
     """Sends probe packets to targets and counts what comes back; close it, or use `with`.
 
-    port None: ICMP echo where allowed. A port: UDP to that port, so that a fault on it applies.
+    port None: ICMP echo where allowed, else TCP to a closed port, whose probes have one size and
+    show no duplicates. A port: UDP to that port, so that a fault on it applies.
     """
 
     def __init__(
@@ -57,37 +69,47 @@ class Prober:
         self.seen = Observation()
         self.patience_s = 0.5
         self._targets = tuple(targets)
-        self._udp = port is not None or not ping
+        self._udp = port is not None
+        self._tcp = port is None and not ping
+        self._priority = DIRECT_PRIORITY if bypass else 0
+        self._connecting: dict[int, socket.socket] = {}
         self._token = int.from_bytes(os.urandom(4), "big")
         self._waiting: dict[int, float] = {}
         self._answered: set[int] = set()
         self._newest = -1
-        self._sockets = [self._open(target, port) for target in targets[: None if self._udp else 1]]
-        if bypass:
-            for sock in self._sockets:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, DIRECT_PRIORITY)
+        self._sockets = [self._udp_socket(target, port) for target in targets] if port else []
+        if not self._udp and not self._tcp:
+            self._sockets = [self._socket(socket.SOCK_DGRAM, socket.IPPROTO_ICMP)]
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for sock in self._sockets:
+        for sock in (*self._sockets, *self._connecting.values()):
             sock.close()
 
-    def _open(self, target: str, port: int | None) -> socket.socket:
-        protocol = 0 if self._udp else socket.IPPROTO_ICMP
-        sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, protocol)
+    def _socket(self, kind: int, protocol: int = 0) -> socket.socket:
+        sock = socket.socket(socket.AF_INET, kind | socket.SOCK_CLOEXEC, protocol)
         sock.setblocking(False)  # noqa: FBT003  # the standard library's signature
-        if self._udp:
-            # With the link down there is no route: every send will be refused, which is counted.
-            with contextlib.suppress(OSError):
-                sock.connect((target, port or _CLOSED_PORT))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_PRIORITY, self._priority)
+        return sock
+
+    def _udp_socket(self, target: str, port: int) -> socket.socket:
+        sock = self._socket(socket.SOCK_DGRAM)
+        # With the link down there is no route: every send will be refused, which is counted.
+        with contextlib.suppress(OSError):
+            sock.connect((target, port))
         return sock
 
     @property
     def fds(self) -> list[int]:
         """What to wait for."""
-        return [sock.fileno() for sock in self._sockets]
+        oldest = itertools.islice(self._connecting.values(), _WATCHED_MAX)
+        return [sock.fileno() for sock in (*self._sockets, *oldest)]
+
+    def frame_bytes(self, size_bytes: int) -> int:
+        """How long a probe of `size_bytes`, or its answer, is at least on the wire."""
+        return _TCP_RESET_BYTES if self._tcp else size_bytes + _HEADERS_BYTES
 
     @property
     def outstanding(self) -> int:
@@ -122,6 +144,9 @@ class Prober:
 
     def _send_one(self, number: int, payload: bytes) -> None:
         index = number % len(self._targets)
+        if self._tcp:
+            self._connect(number, self._targets[index])
+            return
         if not self._udp:
             header = struct.pack("!BBHHH", _ECHO_REQUEST, 0, 0, 0, number & 0xFFFF)
             self._sockets[0].sendto(header + payload, (self._targets[index], 0))
@@ -132,8 +157,41 @@ class Prober:
             self._udp_answer(index, number)
             self._sockets[index].send(payload)
 
+    def _connect(self, number: int, target: str) -> None:
+        while len(self._connecting) >= _CONNECTING_MAX:
+            self._connecting.pop(next(iter(self._connecting))).close()
+        sock = self._socket(socket.SOCK_STREAM)
+        error = sock.connect_ex((target, _CLOSED_TCP_PORT))
+        if error == errno.EINPROGRESS:
+            self._connecting[number] = sock
+            return
+        sock.close()
+        if error in {0, errno.ECONNREFUSED}:
+            self._answer(number)
+        else:
+            raise OSError(error, os.strerror(error))
+
+    def _collect_connects(self) -> None:
+        if not self._connecting:
+            return
+        poll = select.poll()
+        for sock in self._connecting.values():
+            poll.register(sock, select.POLLOUT)
+        ready = {fd for fd, _ in poll.poll(0)}
+        limit_s = time.monotonic() - self.patience_s
+        for number, sock in list(self._connecting.items()):
+            if sock.fileno() in ready:
+                error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if error in {0, errno.ECONNREFUSED}:
+                    self._answer(number)
+            elif self._waiting[number] > limit_s:
+                continue
+            # Given up before the kernel asks again, which would make a loss look like a delay.
+            self._connecting.pop(number).close()
+
     def collect(self) -> None:
         """Read every answer that has come."""
+        self._collect_connects()
         for index, sock in enumerate(self._sockets):
             while True:
                 try:

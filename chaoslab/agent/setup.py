@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 from chaoslab.agent import interface, tc
 from chaoslab.agent.errors import AgentError, bad_request, not_available
 from chaoslab.agent.netlink import NetlinkError
-from chaoslab.agent.tree import DIRECT_PACKETS, ROOT, Tree, redirect_all
+from chaoslab.agent.tree import DIRECT_PACKETS, ROOT, Tree, arp_passes, redirect_all
 
 if TYPE_CHECKING:
     from pyroute2 import IPRoute
@@ -110,12 +110,14 @@ def _ensure_root(netlink: Netlink, ifindex: int) -> None:
         return
     options = tc.htb_options(DIRECT_PACKETS)
     try:
-        netlink.request(tc.add_qdisc(ifindex, tc.TC_H_ROOT, ROOT, "htb", options))
+        netlink.request(
+            tc.add_qdisc(ifindex, tc.TC_H_ROOT, ROOT, "htb", options), arp_passes(ifindex)
+        )
     except NetlinkError as error:
         if error.errno not in _UNSUPPORTED:
             raise AgentError("failed", f"building the fault tree: {error}") from error
         raise not_available(
-            f"this kernel has no sch_htb ({error}): install "
+            f"this kernel lacks sch_htb or cls_u32 ({error}): install "
             f"linux-modules-extra-{os.uname().release}, or run with --chaos-kernel=uml"
         ) from error
 

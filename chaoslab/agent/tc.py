@@ -30,6 +30,7 @@ CLSACT_HANDLE: Final = 0xFFFF0000
 CLSACT_INGRESS: Final = 0xFFFFFFF2
 ETH_P_ALL: Final = 0x0003
 ETH_P_IP: Final = 0x0800
+ETH_P_ARP: Final = 0x0806
 
 _TCMSG: Final = struct.Struct("=BBHiIII")
 _KIND: Final = 1

@@ -30,6 +30,7 @@ DIRECT_PACKETS: Final = 100_000
 _LEAF_BASE: Final = 0x100
 _SLOT_MAX: Final = 0xFFF
 _SPECIFIC_STEP: Final = 0x1000
+_ARP_RANK: Final = 4
 _IPPROTO_TCP: Final = 6
 _IPPROTO_UDP: Final = 17
 _NO_OPTIONS: Final = (0x0F000000, 0x05000000, 0)
@@ -73,13 +74,13 @@ class Tree:
     def plan(self, fault: Fault, direction: Direction, slot: int) -> Steer:
         """Return where a fault goes.
 
-        Total drop comes first, then the most specific filter, then the older fault: a packet meets
-        the first fault that matches it, and only that one.
+        Total drop comes first, then ARP passes, then the most specific filter, then the older
+        fault: a packet meets the first fault that matches it, and only that one.
         """
         if not 0 < slot <= _SLOT_MAX:
             raise failed(f"fault slot {slot}: want 1 to {_SLOT_MAX}; heal some faults first")
         match, drop = fault.match, fault.core.kind == "silent_drop"
-        rank = (0 if drop else 4) + (not match.ports) * 2 + (not match.peers)
+        rank = (not match.ports) * 2 + (not match.peers) + (0 if drop else _ARP_RANK + 1)
         return Steer(
             direction=direction,
             ifindex=self.devices[direction],
@@ -166,6 +167,23 @@ def redirect_all(ifindex: int, ifb: int) -> Message:
         protocol=tc.ETH_P_ALL,
         keys=(),
         target=tc.to_device(ifb),
+    )
+
+
+def arp_passes(ifindex: int) -> Message:
+    """Return the request that leads ARP past every netem fault, not past a total drop.
+
+    ARP has no checksum: a reply that netem corrupted would give a node a wrong hardware address for
+    many seconds after the heal, and on a real wire such a frame never arrives. A lost or late reply
+    would make the peer unreachable, which is not what was asked for.
+    """
+    return tc.add_u32(
+        ifindex,
+        ROOT,
+        preference=1 + _ARP_RANK * _SPECIFIC_STEP,
+        protocol=tc.ETH_P_ARP,
+        keys=(),
+        target=tc.to_class(ROOT),
     )
 
 

@@ -140,13 +140,14 @@ class Injector:
             self._feed.note("effective", t_s=min(times), injection=self._nth, effect=seen)
 
     async def _link_effect(self, place: int, link: LinkAction) -> dict[str, Any]:
+        limit_s = _effect_limit_s(link)
         try:
             return await self._cluster.ask_agent(
                 link.node,
                 "wait_effective",
-                limit_s=_EFFECT_LIMIT_S + _ANSWER_LIMIT_S,
+                limit_s=limit_s + _ANSWER_LIMIT_S,
                 fault_id=self._fault_id(place),
-                timeout_s=_EFFECT_LIMIT_S,
+                timeout_s=limit_s,
                 probe_to=list(link.probe_to),
             )
         except AgentError as problem:
@@ -232,6 +233,13 @@ class Injector:
 
     def _fault_id(self, place: int) -> str:
         return f"{self._nth}.{place}"
+
+
+def _effect_limit_s(link: LinkAction) -> float:
+    """Give how long an effect may take to be seen: a probe may be held once on each way."""
+    netem = link.wire.get("netem") or {}
+    held_s = float(netem.get("delay_s", 0.0)) + 4 * float(netem.get("jitter_s", 0.0))
+    return _EFFECT_LIMIT_S + 2 * held_s
 
 
 def _cuts(placement: Placement) -> frozenset[int]:

@@ -109,7 +109,7 @@ class Lab:
         self.scratch = ExitStack()
         self.stack.callback(self.scratch.close)
         for node in self.nodes:
-            self._know_neighbours(node)
+            self.know_neighbours(node)
 
     def __enter__(self) -> Self:
         return self
@@ -156,7 +156,7 @@ class Lab:
         node.hardware = json.loads(node.ip("-j", "link", "show", "eth0"))[0]["address"]
         return node
 
-    def _know_neighbours(self, node: Node) -> None:
+    def know_neighbours(self, node: Node) -> None:
         """Write down every neighbour's hardware address: no fault shall meet ARP first."""
         for other in self.nodes:
             if other is not node:

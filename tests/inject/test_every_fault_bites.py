@@ -71,6 +71,7 @@ WITH_NETEM = [
     faults.BurstLoss(enter_ratio=0.1, leave_ratio=0.4, duration_s=WINDOW_S),
     faults.FourStateLoss(p13=0.2, p31=0.8, p32=0.1, duration_s=WINDOW_S),
     faults.Delay(delay_s=0.05, jitter_s=0.01, distribution="normal", duration_s=WINDOW_S),
+    faults.Delay(delay_s=2.0, duration_s=6.0),
     faults.Duplication(ratio=0.5, duration_s=WINDOW_S),
     faults.Corruption(ratio=0.5, duration_s=WINDOW_S),
     faults.Reordering(ratio=0.5, delay_s=0.02, duration_s=WINDOW_S),
