@@ -31,6 +31,9 @@ WAIT_SLICE_S: Final = 2.0
 ANSWER_MARGIN_S: Final = 0.05
 """The store is asked to wait this much less than the deadline, to leave time for its answer."""
 
+LONGEST_MARGIN_S: Final = 0.4
+"""What that grows to where answers come too late: half a second of round trip is a slow link."""
+
 
 class StoreClient:
     """A client of the store; threads may share it, each call uses a connection of its own.
@@ -56,6 +59,7 @@ class StoreClient:
         self._busy: set[socket.socket] = set()
         self._closed = threading.Event()
         self._suspect = False
+        self._margin_s = ANSWER_MARGIN_S
 
     def again(self, *, timeout_s: float) -> Self:
         """Give another client of the same store, with connections of its own."""
@@ -161,9 +165,14 @@ class StoreClient:
         deadline_s = time.monotonic() + (self.timeout_s if timeout_s is None else timeout_s)
         while True:
             left_s = max(deadline_s - time.monotonic(), 0.0)
-            slice_s = min(max(left_s - ANSWER_MARGIN_S, 0.0), WAIT_SLICE_S)
+            slice_s = min(max(left_s - self._margin_s, 0.0), WAIT_SLICE_S)
             request = [operation, f"{slice_s:.6f}".encode(), *fields]
-            answer = self._request(request, left_s, waits_s=slice_s)
+            try:
+                answer = self._request(request, left_s, waits_s=slice_s)
+            except StoreTimeout:
+                # The link may be slow: leave more time for the answer than was left for this one.
+                self._margin_s = min(4 * self._margin_s, LONGEST_MARGIN_S)
+                raise
             if answer[0] == OK:
                 return answer[1:]
             if slice_s < ANSWER_MARGIN_S:

@@ -55,6 +55,7 @@ class Group:
         self._watcher = client.again(timeout_s=timeout_s)
         self._before = sockets.connected()
         self._names = sockets.Names(self._watcher, number=number, rank=rank, world_size=world_size)
+        self._others = set(range(world_size)) - {rank}
         self._thread = threading.Thread(target=self._watch, name="generation-watcher", daemon=True)
         self._thread.start()
         try:
@@ -144,6 +145,7 @@ class Group:
                 if awaited and moved == known:
                     awaited = []
                     self._names.learn(timeout_s=NAMES_S)
+                    self._leave_foreign_alone()
                     continue
             except StoreError:
                 # The store may be away for a while; training goes on without it.
@@ -152,6 +154,17 @@ class Group:
             if moved is not None and not self._stopped.is_set():
                 self._lose(f"generation {self.number} has moved on to {moved.decode()}")
                 return
+
+    def _leave_foreign_alone(self) -> None:
+        """Drop what a user's own thread opened while the group connected (to a log server, say).
+
+        Where an address is translated on the way, no end is anybody's: then nothing is dropped.
+        """
+        owners = {fd: self._names.owner(*end) for fd, end in self._peers.items()}
+        if self._others <= set(owners.values()):
+            self._sockets = {
+                fd: inode for fd, inode in self._sockets.items() if owners.get(fd) in self._others
+            }
 
     def _look(self) -> None:
         """Note which peers do not acknowledge what this rank sends them; see `is_unanswered`."""

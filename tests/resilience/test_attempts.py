@@ -67,6 +67,15 @@ def test_sixteen_ranks_of_one_world_are_spread_and_those_of_one_seed_are_not() -
         assert peak(alike) == 16
 
 
+@pytest.mark.parametrize("ranks", [*range(1, 33), 64, 256])
+def test_ranks_of_any_world_come_ten_at_a_time_at_most(ranks: int) -> None:
+    """Small worlds come back at once, large ones spread: no more at a time than the small."""
+    for attempt in range(4):
+        waits_s = [Backoff.for_world(ranks, rank=rank).wait_s(attempt) for rank in range(ranks)]
+        assert peak(waits_s) <= 10
+    assert max(Backoff.for_world(8, rank=rank).wait_s(0) for rank in range(8)) <= 0.05
+
+
 def test_a_world_without_ranks_is_refused() -> None:
     """The message says what is wanted."""
     with pytest.raises(ValueError, match="want world_size >= 1"):

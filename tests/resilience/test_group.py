@@ -8,7 +8,7 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import pytest
@@ -16,7 +16,7 @@ import torch.distributed as dist
 from checkpoints import in_a_child
 from loopback_job import Store
 
-from chaoslab.resilience import rendezvous, sockets
+from chaoslab.resilience import group as module, rendezvous, sockets
 from chaoslab.resilience.client import StoreClient
 from chaoslab.resilience.errors import StoreError
 from chaoslab.resilience.group import Group
@@ -54,6 +54,12 @@ def test_a_rank_that_failed_to_connect_connects_to_a_fresh_one(store: Store) -> 
         client.wait(["done/0", "done/1"])
         assert group.close(deadline_s=5)
 
+    in_two_processes(be)
+
+
+def in_two_processes(be: Callable[[int], None]) -> None:
+    """Be rank 0 and rank 1, and see that both end well."""
+
     def both() -> None:
         pid = os.fork()
         if pid == 0:
@@ -66,6 +72,61 @@ def test_a_rank_that_failed_to_connect_connects_to_a_fresh_one(store: Store) -> 
         assert os.waitpid(pid, 0)[1] == 0
 
     assert in_a_child(both) == (0, "")
+
+
+class Opener(threading.Thread):
+    """A user's own thread, which opens a connection while the group connects."""
+
+    def __init__(self, server: socket.socket) -> None:
+        super().__init__(daemon=True)
+        self.server, self.near, self.far = server, None, None
+
+    def run(self) -> None:
+        self.near = socket.create_connection(self.server.getsockname())
+        self.far, _ = self.server.accept()
+
+
+@pytest.mark.usefixtures("warmed")
+def test_a_connection_that_a_user_opens_meanwhile_is_not_the_groups(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end is no peer's loss, and a cut leaves it alone; the group's own are still watched."""
+    start_gloo = module._start_gloo
+
+    def be(rank: int) -> None:
+        client = StoreClient(*parse_address(store.address), timeout_s=TIMEOUT_S)
+        rendezvous.advance(client, 0, timeout_s=5)
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            openers = [Opener(server), Opener(server)]
+
+            def start_and_open(*given: object) -> None:
+                for opener in openers:
+                    opener.start()
+                    opener.join(10)
+                start_gloo(*given)
+
+            monkeypatch.setattr(module, "_start_gloo", start_and_open)
+            group = Group(client, number=1, rank=rank, world_size=2, timeout_s=5)
+            until(lambda: len(group._sockets) == 1)
+            openers[0].far.close()
+            dist.barrier()
+            assert group.check() is None
+            client.set(f"checked/{rank}", b"1")
+            client.wait(["checked/0", "checked/1"])
+            group.cut()
+            openers[1].far.send(b"whole")
+            assert openers[1].near.recv(10) == b"whole"
+            until(lambda: group.check() is not None)
+            assert group.close(deadline_s=5)
+
+    in_two_processes(be)
+
+
+def until(condition: Callable[[], bool], limit_s: float = 10) -> None:
+    deadline_s = time.monotonic() + limit_s
+    while not condition():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 @contextmanager

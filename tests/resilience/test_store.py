@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,60 @@ def test_a_change_is_told_to_those_who_wait_for_it(client: StoreClient) -> None:
     assert client.wait_change("g", b"2", timeout_s=0.1) is None
     client.multi_set({"j/0": b"", "j/1": b""})
     assert client.wait_change("g", b"2", or_all=["j/0", "j/1"]) == b"2"
+
+
+ONE_WAY_S = 0.06
+
+
+@contextlib.contextmanager
+def slow_link(address: str) -> Iterator[tuple[str, list[socket.socket]]]:
+    """Give the address of a relay to a server, ONE_WAY_S each way, and the connections it took."""
+    taken: list[socket.socket] = []
+    ends: list[socket.socket] = []
+
+    def copy(source: socket.socket, target: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                time.sleep(ONE_WAY_S)  # the delay line itself
+                target.sendall(data)
+            target.shutdown(socket.SHUT_RDWR)
+
+    def serve(server: socket.socket) -> None:
+        while True:
+            try:
+                near, _ = server.accept()
+            except OSError:
+                return
+            far = socket.create_connection(parse_address(address))
+            taken.append(near)
+            ends.extend((near, far))
+            for pair in ((near, far), (far, near)):
+                threading.Thread(target=copy, args=pair, daemon=True).start()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=serve, args=(server,), daemon=True).start()
+        host, port = server.getsockname()
+        try:
+            yield f"{host}:{port}", taken
+        finally:
+            server.shutdown(socket.SHUT_RDWR)
+            for end in ends:
+                end.close()
+
+
+def test_a_slow_link_costs_no_connection_for_each_wait(store: Store) -> None:
+    """Where answers take longer than the margin, the first wait fails and the next ones do not."""
+    with slow_link(store.address) as (address, taken):
+        client = StoreClient(*parse_address(address))
+        failed = 0
+        for _ in range(6):
+            try:
+                assert client.wait_change("g", b"", timeout_s=0.6) is None
+            except StoreTimeout:
+                failed += 1
+        client.close()
+        assert failed <= 2
+        assert len(taken) <= failed + 1
 
 
 def test_a_frozen_store_gives_a_timeout_and_no_hang(store: Store, client: StoreClient) -> None:
