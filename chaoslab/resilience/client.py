@@ -110,6 +110,14 @@ class StoreClient:
         """Remove a key; tell whether it was there. Raises: StoreTimeout."""
         return self._call(b"delete", [key.encode()], timeout_s)[0] == b"1"
 
+    def forget(self, prefixes: Sequence[str], *, below: int, timeout_s: float | None = None) -> int:
+        """Remove the keys PREFIX/NUMBER/... of every number below one; give how many they were.
+
+        Raises: StoreTimeout.
+        """
+        fields = [str(below).encode(), *(prefix.encode() for prefix in prefixes)]
+        return int(self._call(b"forget", fields, timeout_s)[0])
+
     def num_keys(self, *, timeout_s: float | None = None) -> int:
         """Count the keys. Raises: StoreTimeout."""
         return int(self._call(b"num_keys", [], timeout_s)[0])

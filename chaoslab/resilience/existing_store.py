@@ -64,7 +64,8 @@ class ExistingStoreClient(StoreClient):
 
     store: its address and prefix are used, on connections of its own: it may be in use elsewhere.
     timeout_s: deadline of a call that states none. What differs from the library's own store:
-    waiting is polling; `num_keys` counts everybody's keys; an `add`, `append` or `delete` whose
+    waiting is polling; `num_keys` counts all keys; `forget` removes nothing, since torch's store
+    does not tell its keys (nor limits their number); an `add`, `append` or `delete` whose
     connection broke is not sent again but raises StoreError; and when the store's host is lost,
     so is the job.
 
@@ -133,6 +134,11 @@ class ExistingStoreClient(StoreClient):
         with contextlib.suppress(queue.Empty):
             while True:
                 self._ready.get_nowait()
+
+    def forget(self, prefixes: Sequence[str], *, below: int, timeout_s: float | None = None) -> int:
+        """Remove nothing."""
+        del prefixes, below, timeout_s
+        return 0
 
     def _call(
         self, operation: bytes, fields: Sequence[bytes], timeout_s: float | None

@@ -12,10 +12,11 @@ from chaoslab.resilience.errors import CheckpointCorrupt, GroupLost, RendezvousF
 from chaoslab.resilience.group import Group
 
 GLOO: Final = re.compile(
-    r"gloo/|Gloo connectFullMesh|Connection closed by peer|Timed out waiting \d+ms for"
-    r"|Read error|Write error|Application timeout caused pair closure|Socket closed"
+    r"gloo/|Gloo connectFullMesh|Timed out waiting \d+ms for"
+    r"|Application timeout caused pair closure"
+    r"|(?:Read error|Write error|Connection closed by peer|Socket closed) \[[0-9a-fA-F.:]+\]:\d"
 )
-"""How gloo words a lost peer: torch raises these as plain RuntimeError.
+"""How gloo words a lost peer, whose address it adds: torch raises these as plain RuntimeError.
 
 Source: third_party/gloo/gloo/transport/tcp/pair.cc and unbound_buffer.cc.
 """

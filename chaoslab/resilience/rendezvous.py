@@ -23,6 +23,10 @@ LAST_WORD_S = 0.2
 """At the deadline a call may still last this long, to say which ranks are missing."""
 
 
+OF_GENERATIONS = ("join", "sockets", "exit", "gloo")
+"""What is kept by generation: keys NAME/GENERATION/..."""
+
+
 class CircuitOpenedElsewhere(RendezvousFailed):
     """Another rank has given up for the whole job; the message is its reason."""
 
@@ -94,6 +98,15 @@ def advance(client: StoreClient, failed: int, *, timeout_s: float) -> int:
 def open_circuit(client: StoreClient, reason: str, *, timeout_s: float) -> None:
     """Tell every rank that the job gives up. Raises: StoreTimeout."""
     client.set(GENERATION_KEY, f"{OPEN}{reason}".encode(), timeout_s=timeout_s)
+
+
+def forget_before(client: StoreClient, number: int, *, timeout_s: float) -> int:
+    """Remove what the store keeps of generations before this one, in which all are.
+
+    Without it a job that recovers often would fill the store. Gives the number of keys removed.
+    Raises: StoreTimeout.
+    """
+    return client.forget(OF_GENERATIONS, below=number, timeout_s=timeout_s)
 
 
 def join(

@@ -34,6 +34,8 @@ from chaoslab.resilience.group import Group
 
 FINISHED_KEY = "finished"
 SHORTEST_S = 0.05
+FORGET_S = 1.0
+"""Limit of tidying the store up after a recovery."""
 
 
 class Task(Protocol):
@@ -204,6 +206,9 @@ class FaultTolerantRunner:
             timeout_s=self.limits.timeout_s,
         )
         probe.emit("group_ready", generation=generation.number, world_size=self.world_size)
+        if self.rank == 0:
+            with contextlib.suppress(StoreError):  # the next generation does it as well
+                rendezvous.forget_before(self._client, generation.number, timeout_s=FORGET_S)
         return group
 
     def _train(self, task: Task, generation: rendezvous.Generation, steps: int) -> None:

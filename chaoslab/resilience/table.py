@@ -15,7 +15,7 @@ MAX_TOTAL_BYTES: Final = 512 * 1024 * 1024
 REMEMBERED_REQUESTS: Final = 4096
 """How many requests' answers are kept, so that a request that comes again is not done twice."""
 
-_CHANGING: Final = frozenset({b"set", b"add", b"append", b"compare_set", b"delete"})
+_CHANGING: Final = frozenset({b"set", b"add", b"append", b"compare_set", b"delete", b"forget"})
 
 OK, TIMEOUT, REFUSED = b"ok", b"timeout", b"refused"
 
@@ -111,6 +111,21 @@ class Table:
         self._total_bytes -= len(value or b"")
         return [b"0" if value is None else b"1"]
 
+    def _forget(self, below: bytes, *prefixes: bytes) -> list[bytes]:
+        """Delete the keys PREFIX/NUMBER/... of every number below one; give how many they were."""
+        limit = int(below)
+        old = [
+            key
+            for key in self._values
+            if len(parts := key.split(b"/", 2)) > 1
+            and parts[0] in prefixes
+            and parts[1].isdigit()
+            and int(parts[1]) < limit
+        ]
+        for key in old:
+            self._delete(key)
+        return [str(len(old)).encode()]
+
     def _count(self) -> list[bytes]:
         return [str(len(self._values)).encode()]
 
@@ -124,6 +139,7 @@ class Table:
         b"append": _append,
         b"compare_set": _compare_set,
         b"delete": _delete,
+        b"forget": _forget,
         b"num_keys": _count,
         b"ping": _ping,
     }

@@ -68,6 +68,7 @@ def test_an_address_that_no_interface_names_is_no_fault(
         RuntimeError("[x/gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:1: reset"),
         RuntimeError("[x/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for"),
         RuntimeError("Connection closed by peer [127.0.0.1]:5"),
+        RuntimeError("Socket closed [fe80::1]:5"),
         RuntimeError("Gloo connectFullMesh failed with timeout"),
         dist.DistNetworkError("x"),
         StoreTimeout("x"),
@@ -85,7 +86,9 @@ def test_a_lost_peer_is_a_failure_to_recover_from(error: Exception) -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        ValueError("Read error"),
+        ValueError("Read error [127.0.0.1]:1: reset"),
+        RuntimeError("Read error in shard 7 of the data set"),
+        RuntimeError("Connection closed by peer while fetching s3://data/7"),
         RuntimeError("shape '[2]' is invalid for input of size 3"),
         FileNotFoundError("data.bin"),
         KeyError("loss"),
@@ -93,7 +96,7 @@ def test_a_lost_peer_is_a_failure_to_recover_from(error: Exception) -> None:
     ],
 )
 def test_the_users_own_error_is_not(error: Exception) -> None:
-    """It is raised, even when its words resemble gloo's but its type does not."""
+    """It is raised, even when its words or its type resemble gloo's."""
     assert failures.of(error, None) is None
 
 

@@ -81,6 +81,17 @@ def test_a_change_is_told_to_those_who_wait_for_it(client: StoreClient) -> None:
     assert client.wait_change("g", b"2", or_all=["j/0", "j/1"]) == b"2"
 
 
+def test_what_is_of_numbers_below_one_is_forgotten(client: StoreClient) -> None:
+    """Of the prefixes named, keys of lower numbers go; all others stay, and the bytes are free."""
+    stay = ["join/3/0", "join/12/0", "join/x/0", "join", "joined/1/0", "mine/1/0", "1"]
+    go = ["join/1/0", "join/2/0", "gloo/2/a/b", "join/0"]
+    client.multi_set(dict.fromkeys([*stay, *go], b"v"))
+    assert client.forget(["join", "gloo"], below=3) == len(go)
+    assert client.multi_get(go) == [None] * len(go)
+    assert client.multi_get(stay) == [b"v"] * len(stay)
+    assert client.forget(["join", "gloo"], below=3) == 0
+
+
 ONE_WAY_S = 0.06
 
 
