@@ -8,6 +8,7 @@ memory and ends on SIGTERM. It has no access control: let only the job's network
 from __future__ import annotations
 
 import argparse
+import resource
 import selectors
 import signal
 import socket
@@ -21,7 +22,10 @@ from chaoslab.resilience import frames
 from chaoslab.resilience.errors import StoreError
 from chaoslab.resilience.table import OK, REFUSED, TIMEOUT, Table
 
-MAX_CONNECTIONS: Final = 1024
+MAX_CONNECTIONS: Final = 4096
+OTHER_DESCRIPTORS: Final = 32
+"""What the process has open beside its connections, generously."""
+
 MAX_WAIT_S: Final = 600.0
 READ_BYTES: Final = 256 * 1024
 LOAD_EVENT_EVERY_S: Final = 1.0
@@ -45,6 +49,8 @@ class StoreServer:
 
     host, port: where to listen. events: emit `store_load` (requests, connections opened, keys)
     once a second while there is traffic.
+
+    Raises this process's limit of open files as far as it may: a rank takes three connections.
     """
 
     def __init__(self, host: str, port: int, *, events: bool = False) -> None:
@@ -56,6 +62,7 @@ class StoreServer:
         self._selector.register(self._listener, selectors.EVENT_READ)
         self._stopper, stopping = socket.socketpair()
         self._selector.register(stopping, selectors.EVENT_READ)
+        self._most_connections = _connections_allowed()
         self._connections: set[_Connection] = set()
         self._waiting: set[_Connection] = set()
         self._table = Table()
@@ -93,9 +100,9 @@ class StoreServer:
             sock, _ = self._listener.accept()
         except OSError:  # gone again, or out of descriptors: those who wait are still served
             return
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if len(self._connections) >= self._most_connections:
             self._drop(min(self._connections - self._waiting, key=lambda c: c.used_s, default=None))
-        if len(self._connections) >= MAX_CONNECTIONS:
+        if len(self._connections) >= self._most_connections:
             sock.close()
             return
         self._load["opened"] += 1
@@ -222,6 +229,20 @@ class StoreServer:
         self._waiting.discard(connection)
         self._selector.unregister(connection.socket)
         connection.socket.close()
+
+
+def _connections_allowed() -> int:
+    """Raise the limit of open files as far as needed and allowed; give the connections it admits.
+
+    Beyond it `accept` would fail again and again, and nobody new could come in.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = MAX_CONNECTIONS + OTHER_DESCRIPTORS
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    unlimited = soft == resource.RLIM_INFINITY
+    return MAX_CONNECTIONS if unlimited else max(min(MAX_CONNECTIONS, soft - OTHER_DESCRIPTORS), 1)
 
 
 def _configure(sock: socket.socket) -> None:
