@@ -27,8 +27,9 @@ from chaoslab.resilience.backoff import Backoff
 from chaoslab.resilience.checkpoint import AtomicCheckpointManager
 from chaoslab.resilience.client import StoreClient
 from chaoslab.resilience.errors import CircuitOpen
-from chaoslab.resilience.runner import FaultTolerantRunner, Limits
-from chaoslab.resilience.state import digest, random_states
+from chaoslab.resilience.limits import Limits
+from chaoslab.resilience.runner import FaultTolerantRunner
+from chaoslab.resilience.state import PER_RANK, digest, random_states
 from chaoslab.resilience.store import parse_address
 
 FILES = ("ast.py", "bisect.py", "copy.py", "heapq.py", "inspect.py", "shutil.py", "textwrap.py")
@@ -166,15 +167,17 @@ class CharacterTask:
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
-            "sample_order": self.sample_order,
+            PER_RANK: {"sample_order": self.sample_order},
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Put back what `state_dict` gave."""
+        time.sleep(self.options.restore_floor_s)
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
-        self.sample_order = state["sample_order"]
+        if PER_RANK in state:  # else it is from a job of another size
+            self.sample_order = state[PER_RANK]["sample_order"]
 
     def tell_result(self) -> None:
         """Emit the digests by which a run is compared with its twin."""
@@ -196,11 +199,20 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--batch-size", type=int, default=2, help="samples per rank and step")
     parser.add_argument("--step-floor-s", type=float, default=0.0, help="no step is shorter")
+    parser.add_argument("--restore-floor-s", type=float, default=0.0, help="no restore is shorter")
     parser.add_argument("--timeout-s", type=float, default=5.0, help="of each collective")
     parser.add_argument(
         "--patience-s", type=float, default=20.0, help="wait for absent ranks until giving up"
     )
-    parser.add_argument("--attempts", type=int, default=10, help="failures without a new step")
+    parser.add_argument(
+        "--attempts", type=int, default=10, help="failures in a row until giving up"
+    )
+    parser.add_argument(
+        "--backoff-s", type=float, help="range of the first wait after a failure (by ranks)"
+    )
+    parser.add_argument(
+        "--any-world-size", action="store_true", help="go on from another number of ranks' state"
+    )
     parser.add_argument("--keep", type=int, default=3, help="checkpoints that stay")
     return parser
 
@@ -208,6 +220,9 @@ def make_parser() -> argparse.ArgumentParser:
 def make_runner(options: argparse.Namespace, *, rank: int, world_size: int) -> FaultTolerantRunner:
     """Build the runner from the options and the environment."""
     host, port = parse_address(os.environ["CHAOSLAB_STORE"])
+    backoff = Backoff.for_world(world_size, rank=rank)
+    if options.backoff_s is not None:
+        backoff = Backoff(base_s=options.backoff_s, cap_s=4 * options.backoff_s, seed=rank)
     return FaultTolerantRunner(
         client=StoreClient(
             host,
@@ -215,6 +230,7 @@ def make_runner(options: argparse.Namespace, *, rank: int, world_size: int) -> F
             timeout_s=options.timeout_s,
             backoff=Backoff.for_world(world_size, rank=rank),
         ),
+        backoff=backoff,
         rank=rank,
         world_size=world_size,
         checkpoints=AtomicCheckpointManager(
@@ -229,6 +245,7 @@ def make_runner(options: argparse.Namespace, *, rank: int, world_size: int) -> F
             timeout_s=options.timeout_s, patience_s=options.patience_s, attempts=options.attempts
         ),
         incarnation=int(os.environ.get("CHAOSLAB_INCARNATION") or 0),
+        any_world_size=options.any_world_size,
     )
 
 
@@ -243,8 +260,7 @@ def main(make_runner: RunnerMaker = make_runner) -> int:
         make_runner(options, rank=rank, world_size=world_size).run(task, steps=options.steps)
         task.tell_result()
         status = 0
-    except CircuitOpen as gave_up:
-        sys.stderr.write(f"rank {rank}: gave up: {gave_up.reason}\n")
+    except CircuitOpen as gave_up:  # the runner has said why
         status = int(gave_up.code or 1)
     finally:
         probe.emit("rank_exited", status=status)

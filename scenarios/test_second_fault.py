@@ -1,67 +1,129 @@
-"""A second fault hits while the job recovers from the first: it recovers all the same.
+"""A second fault hits while the job recovers from the first: it recovers, or gives up in order.
 
-Rank 2 is killed; then, in each phase of the recovery, something else goes wrong.
+Rank 2 is killed; then, in each phase of the recovery, something else goes wrong. Each phase is
+made long enough to be hit, and each test looks into the record whether it was.
 """
+
+import dataclasses
 
 import pytest
 
 from chaoslab import (
     Injection,
+    Job,
     Scenario,
     at_step,
     bounds,
     faults,
     node,
     on_event,
+    on_failure,
     rank,
     run,
     store,
-    while_recovering,
 )
+from chaoslab.history import Event, History
+from chaoslab.report import Report
+from chaoslab.schedule import Target, Trigger
 from scenarios.jobs import CHARLM
 
 pytestmark = pytest.mark.nightly
 
+SURVIVORS = 3
 FIRST = Injection(fault=faults.Kill(), on=rank(2), at=at_step(50))
-HOLDS = [
+ALL_BACK_OFF = on_event("backoff", nth=SURVIVORS)
+ALL_HAVE_CHECKED = on_event("health_checked", nth=SURVIVORS)
+# Four ranks form the first group: the eighth to be ready is the last of the second one.
+ALL_ARE_READY_AGAIN = on_event("group_ready", nth=8)
+RECOVERS = [
     bounds.recovers_within(12, injection=1),
     bounds.keeps_acknowledged(),
     bounds.same_result_as_twin(),
 ]
+GIVES_UP = [bounds.circuit_opens_within(15, injection=1), bounds.leaves_nothing_behind()]
 
-KILL_IN_RESTORE = Scenario(
-    job=CHARLM,
-    # Four ranks form the first group: the fifth to be ready is the first of the second one.
-    schedule=[FIRST, Injection(fault=faults.Kill(), on=rank(1), at=on_event("group_ready", nth=5))],
-    bounds=HOLDS,
-)
+LONG_RESTORE = dataclasses.replace(CHARLM, args=(*CHARLM.args, "--restore-floor-s", "1"))
+LONG_RENDEZVOUS = dataclasses.replace(CHARLM, restart=on_failure(limit=3, delay_s=1.5))
+LONG_BACKOFF = dataclasses.replace(CHARLM, args=(*CHARLM.args, "--backoff-s", "3"))
+IMPATIENT = ("--patience-s", "6")
 
-FROZEN_STORE = Scenario(
-    job=CHARLM,
-    schedule=[FIRST, Injection(fault=faults.Stop(duration_s=4), on=store(), at=while_recovering())],
-    bounds=HOLDS,
-)
 
-CUT_IN_BACKOFF = Scenario(
-    job=CHARLM,
-    schedule=[
-        FIRST,
-        Injection(fault=faults.LinkDown(duration_s=4), on=node(1), at=on_event("backoff")),
-    ],
-    bounds=HOLDS,
-)
+def second(
+    fault: faults.Fault, on: Target, at: Trigger, job: Job, promises: list[bounds.Bound]
+) -> Scenario:
+    """Give the scenario of one second fault."""
+    return Scenario(
+        job=job, schedule=[FIRST, Injection(fault=fault, on=on, at=at)], bounds=promises
+    )
+
+
+def record(report: Report) -> tuple[History, Event]:
+    """Give a run's record, and the moment of the second injection in it."""
+    history = History.load(report.directory / "history.jsonl")
+    (injected,) = (e for e in history.of("injected") if e["injection"] == 1)
+    return history, injected
+
+
+def in_backoff(report: Report, victim: int) -> bool:
+    """Tell whether a rank was backing off when the second fault hit."""
+    history, hit = record(report)
+    return any(e.t_s <= hit.t_s < e.t_s + e["wait_s"] for e in history.of("backoff", rank=victim))
+
+
+def in_rendezvous(report: Report) -> bool:
+    """Tell whether all survivors were waiting for rank 2 when the second fault hit."""
+    history, hit = record(report)
+    checked = [e for e in history.of("health_checked") if e.t_s <= hit.t_s]
+    early = [e for e in history.of("group_ready") if e.t_s <= hit.t_s and e["generation"] > 1]
+    back = [e for e in history.of("rank_started", rank=2) if e.t_s <= hit.t_s]
+    return (len(checked), len(early), len(back)) == (SURVIVORS, 0, 1)
+
+
+def in_restore(report: Report, victim: int) -> bool:
+    """Tell whether a rank was restoring when the second fault hit."""
+    history, hit = record(report)
+    ready = [e for e in history.of("group_ready", rank=victim) if e.t_s <= hit.t_s]
+    restored = [e for e in history.of("restored", rank=victim) if e.t_s <= hit.t_s]
+    return (len(ready), len(restored)) == (2, 1)
 
 
 def test_a_rank_killed_while_it_restores() -> None:
     """The group of the recovery loses a rank before its first step: the next one holds."""
-    run(KILL_IN_RESTORE)
+    report = run(second(faults.Kill(), rank(1), ALL_ARE_READY_AGAIN, LONG_RESTORE, RECOVERS))
+    assert in_restore(report, 1)
+
+
+def test_a_rank_killed_while_it_waits_for_the_others() -> None:
+    """Its place in the generation is taken by a dead process: its successor moves all on."""
+    report = run(second(faults.Kill(), rank(1), ALL_HAVE_CHECKED, LONG_RENDEZVOUS, RECOVERS))
+    assert in_rendezvous(report)
 
 
 def test_a_store_frozen_during_the_rendezvous() -> None:
     """No call to the store hangs: the ranks wait it out and meet when it goes on."""
-    run(FROZEN_STORE)
+    freeze = faults.Stop(duration_s=4)
+    report = run(second(freeze, store(), ALL_HAVE_CHECKED, LONG_RENDEZVOUS, RECOVERS))
+    assert in_rendezvous(report)
 
 
 def test_a_node_cut_off_during_the_backoff() -> None:
     """The node's health check fails until its link is back; the others wait for it."""
-    run(CUT_IN_BACKOFF)
+    cut = faults.LinkDown(duration_s=4)
+    report = run(second(cut, node(1), ALL_BACK_OFF, LONG_BACKOFF, RECOVERS))
+    assert in_backoff(report, 1)
+
+
+def test_a_node_cut_off_for_good_during_the_backoff() -> None:
+    """Nobody waits longer than the patience: all leave with the status that says so."""
+    job = dataclasses.replace(LONG_BACKOFF, args=(*LONG_BACKOFF.args, *IMPATIENT))
+    report = run(second(faults.LinkDown(), node(1), ALL_BACK_OFF, job, GIVES_UP))
+    assert in_backoff(report, 1)
+
+
+def test_a_store_lost_for_good_during_the_rendezvous() -> None:
+    """Without a store nobody can meet: all leave, within their patience."""
+    job = dataclasses.replace(LONG_RENDEZVOUS, args=(*LONG_RENDEZVOUS.args, *IMPATIENT))
+    # A rank that is started without a store waits for it, too, before it counts its patience.
+    promises = [bounds.circuit_opens_within(20, injection=1), bounds.leaves_nothing_behind()]
+    report = run(second(faults.Kill(), store(), ALL_HAVE_CHECKED, job, promises))
+    assert in_rendezvous(report)

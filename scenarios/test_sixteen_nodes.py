@@ -25,13 +25,18 @@ from chaoslab import (
     run,
     when_healed,
 )
-from chaoslab.options import from_environment
+from chaoslab.history import History
+from chaoslab.measure import NEVER
+from chaoslab.options import Options, from_environment
 from chaoslab.report import Report, Variant, write_variants
 from chaoslab.runner import SESSION
 
 pytestmark = pytest.mark.nightly
 
 TIMEOUT_S = 10
+STEP_S = 5.0
+"""No step takes that long, on a slow machine either."""
+
 GLOO_DEFAULT_S = 1800.0
 """Source: default_pg_timeout of torch/distributed/constants.py (torch 2.13)."""
 
@@ -117,26 +122,37 @@ BREAKER = Scenario(
 )  # fmt: skip
 
 
+def once() -> Options:
+    """Give the session's options for one run: each variant is one line of the table."""
+    return dataclasses.replace(from_environment(), repeat=1)
+
+
 def test_plain_ddp_makes_no_progress_until_the_run_is_given_up() -> None:
     """With torch's default timeout nobody notices: the bound is broken, as it must be."""
     with pytest.raises(BoundExceeded, match="noticed_within"):
-        run(PLAIN)
+        run(PLAIN, options=once())
     # It is a line of the table, and no failure of this suite.
     report = SESSION.reports.pop()
     assert isinstance(report, Report)
+    assert report.measurement("detect_all_s", 1).value == NEVER
+    history = History.load(report.directory / "history.jsonl")
+    assert history.of("gave_up"), "the job ended by itself"
+    (cut_off,) = (e for e in history.of("effective") if e["injection"] == 1)
+    in_flight_s = cut_off.t_s + STEP_S  # one step may be past its collective when the cut comes
+    assert not [e for e in history.of("step") if e.t_s > in_flight_s], "progress after the cut"
     note("plain", report, "hangs: 5.2 h until somebody looked", GLOO_DEFAULT_S)
 
 
 def test_an_explicit_timeout_notices_within_15_s() -> None:
     """Every rank leaves with torch's own error once its collective has timed out."""
-    note("explicit timeout", run(EXPLICIT), "noticed in 15 s")
+    note("explicit timeout", run(EXPLICIT, options=once()), "noticed in 15 s")
 
 
 def test_backoff_recovers_within_12_s() -> None:
     """The cut heals after 20 s, and all sixteen are back."""
-    note("timeout + backoff", run(BACKOFF), "recovered in 12 s")
+    note("timeout + backoff", run(BACKOFF, options=once()), "recovered in 12 s")
 
 
 def test_a_breaker_releases_everything_within_30_s() -> None:
     """The cut stays: every survivor gives its hardware back."""
-    note("timeout + backoff + breaker", run(BREAKER), "released in 30 s")
+    note("timeout + backoff + breaker", run(BREAKER, options=once()), "released in 30 s")

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from chaoslab.resilience.configured import Configured
     from chaoslab.resilience.errors import CircuitOpen
     from chaoslab.resilience.existing_store import ExistingStoreClient
-    from chaoslab.resilience.runner import FaultTolerantRunner, Limits, Task
+    from chaoslab.resilience.limits import Limits
+    from chaoslab.resilience.runner import FaultTolerantRunner
     from chaoslab.resilience.state import load_training_state, training_state
+    from chaoslab.resilience.task import Task
     from chaoslab.resilience.torch_store import TorchStore
 
 _MODULES = {
@@ -32,9 +34,9 @@ _MODULES = {
     "Configured": "configured",
     "ExistingStoreClient": "existing_store",
     "FaultTolerantRunner": "runner",
-    "Limits": "runner",
+    "Limits": "limits",
     "StoreClient": "client",
-    "Task": "runner",
+    "Task": "task",
     "TorchStore": "torch_store",
     "load_training_state": "state",
     "training_state": "state",

@@ -8,6 +8,7 @@ Retries back off with full jitter: the clients of a store that was away must not
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import socket
 import threading
@@ -49,6 +50,10 @@ class StoreClient:
     def __init__(
         self, host: str, port: int, *, timeout_s: float = 5.0, backoff: Backoff | None = None
     ) -> None:
+        if not 0 < timeout_s < math.inf:
+            raise ValueError(
+                f"StoreClient(timeout_s={timeout_s}): want seconds, above 0 and finite"
+            )
         self.address = (host, port)
         self.timeout_s = timeout_s
         self.backoff = backoff or Backoff(

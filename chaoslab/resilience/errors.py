@@ -56,7 +56,10 @@ class NonfiniteGradient(ResilienceError):
 
 
 class CircuitOpen(SystemExit):
-    """The job has given up; the process ends with CIRCUIT_OPEN_STATUS unless this is caught."""
+    """The job has given up; the process ends with CIRCUIT_OPEN_STATUS.
+
+    Where this is caught, it ends all the same, once the runner's exit_s and teardown_s are over.
+    """
 
     def __init__(self, reason: str, status: int) -> None:
         super().__init__(status)

@@ -66,8 +66,9 @@ class ExistingStoreClient(StoreClient):
     timeout_s: deadline of a call that states none. What differs from the library's own store:
     waiting is polling; `num_keys` counts all keys; `forget` removes nothing, since torch's store
     does not tell its keys (nor limits their number); an `add`, `append` or `delete` whose
-    connection broke is not sent again but raises StoreError; and when the store's host is lost,
-    so is the job.
+    connection broke is not sent again but raises StoreError; when the store's host is lost, so is
+    the job; and where the name service is slow, so is the store: torch asks it for the name behind
+    each connection's address, the server in its only thread (torch 2.13, seen with strace).
 
     Raises: TypeError for another kind of store; StoreTimeout when it cannot be reached.
     """

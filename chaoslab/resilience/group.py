@@ -38,7 +38,8 @@ class Group:
 
     client: the store. number: the generation. timeout_s: limit of every collective.
     silent_ranks: those that did not acknowledge what was sent to them, when last looked, at most
-    WATCH_S ago.
+    WATCH_S ago. The connections of groups that the task makes itself (dist.new_group) are neither
+    watched nor cut: a rank that waits in one waits out that group's own timeout.
     """
 
     def __init__(

@@ -2,7 +2,9 @@
 
 Three steps, each for when the one before it does not come to its end: the process tidies up and
 ends by itself; a thread ends it with the circuit-open status; the kernel's own timer kills it,
-also where a library call that never returns holds the interpreter's lock.
+also where a library call that never returns holds the interpreter's lock. The timer's signal is
+SIGALRM (a scheduler sees status 142), since nothing but the kernel can still act on time, and it
+sends no other.
 """
 
 from __future__ import annotations

@@ -136,7 +136,10 @@ def join(
         else:
             moved_to = _wait_for_all(client, number, world_size, deadline)
             if moved_to == number:
-                return _complete(client, number, world_size, deadline)
+                members = _members(client, number, world_size, deadline)
+                if members is not None:
+                    return Generation(number=number, members=members)
+                moved_to = _entry(client, number, deadline)
         if deadline.is_over():
             raise RendezvousFailed(
                 f"generations {after + 1} to {moved_to}: the job moved on each time before all "
@@ -173,11 +176,14 @@ def _wait_for_all(client: StoreClient, number: int, world_size: int, deadline: _
     )
 
 
-def _complete(client: StoreClient, number: int, world_size: int, deadline: _Deadline) -> Generation:
+def _members(
+    client: StoreClient, number: int, world_size: int, deadline: _Deadline
+) -> tuple[Member, ...] | None:
+    """Read the members of a complete generation; None when it is past, and forgotten, by now."""
     keys = [f"join/{number}/{rank}" for rank in range(world_size)]
     entries = client.multi_get(keys, timeout_s=deadline.left_s())
     members = tuple(Member.from_bytes(entry) for entry in entries if entry is not None)
-    return Generation(number=number, members=members)
+    return members if len(members) == world_size else None
 
 
 class _Deadline:

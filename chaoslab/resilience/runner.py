@@ -11,12 +11,13 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
+import sys
 import time
 import uuid
-from typing import Any, NoReturn, Protocol
+from typing import NoReturn
 
 from chaoslab import probe
-from chaoslab.resilience import failures, health, leaving, rendezvous, state
+from chaoslab.resilience import failures, health, layout, leaving, rendezvous, state
 from chaoslab.resilience.backoff import Backoff
 from chaoslab.resilience.breaker import CIRCUIT_OPEN_STATUS, CircuitBreaker
 from chaoslab.resilience.checkpoint import AtomicCheckpointManager
@@ -31,54 +32,13 @@ from chaoslab.resilience.errors import (
     StoreError,
 )
 from chaoslab.resilience.group import Group
+from chaoslab.resilience.limits import Limits
+from chaoslab.resilience.task import Task, saved_state, state_of_task
 
 FINISHED_KEY = "finished"
 SHORTEST_S = 0.05
 FORGET_S = 1.0
 """Limit of tidying the store up after a recovery."""
-
-
-class Task(Protocol):
-    """What the runner trains: implement these and give it to `FaultTolerantRunner.run`."""
-
-    def reset(self) -> None:
-        """Put model, optimizer and random states to what they are before the first step."""
-
-    def attach(self) -> None:
-        """Wrap the model in DDP, on the default process group."""
-
-    def detach(self) -> None:
-        """Drop every reference to DDP; called twice it does no harm."""
-
-    def step(self, step: int) -> float:
-        """Do one step (1-based) and give its loss."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """Give all state but the random states, loadable with weights_only=True."""
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Put back what `state_dict` gave."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Limits:
-    """The runner's time limits, in seconds, and its number of attempts.
-
-    timeout_s: of every collective and store call; a silent peer is noticed after it. patience_s:
-    how long to wait for all ranks to gather, from the notice of a loss; then the circuit opens.
-    attempts: failures in a row without a new step. start_patience_s: how long the first
-    start waits for all ranks. teardown_s, exit_s: limits for destroying a group and for leaving
-    the process.
-    failed_saves: failed saves in a row that training goes on through.
-    """
-
-    timeout_s: float = 10.0
-    patience_s: float = 60.0
-    attempts: int = 10
-    start_patience_s: float = 120.0
-    teardown_s: float = 5.0
-    exit_s: float = 3.0
-    failed_saves: int = 3
 
 
 class FaultTolerantRunner:
@@ -87,6 +47,10 @@ class FaultTolerantRunner:
     client: the store. rank, world_size: this process's place. checkpoints: where state is kept.
     save_every_steps: how often; the last step is always saved. incarnation: how often this rank
     has been restarted; a restarted rank waits for patience_s, not for start_patience_s.
+    any_world_size: go on from a checkpoint of another number of ranks, too: all of the task's state
+    but what is under PER_RANK is the same on every rank; random states then begin as after `reset`.
+
+    Raises: ValueError for values out of range.
     """
 
     def __init__(
@@ -100,15 +64,25 @@ class FaultTolerantRunner:
         limits: Limits | None = None,
         backoff: Backoff | None = None,
         incarnation: int = 0,
+        any_world_size: bool = False,
     ) -> None:
+        if not 0 <= rank < world_size or save_every_steps < 1 or incarnation < 0:
+            raise ValueError(
+                f"FaultTolerantRunner(rank={rank}, world_size={world_size}, save_every_steps="
+                f"{save_every_steps}, incarnation={incarnation}): want 0 <= rank < world_size, "
+                "save_every_steps >= 1, incarnation >= 0"
+            )
         self.limits = limits or Limits()
         self.rank, self.world_size = rank, world_size
         self.incarnation = incarnation
         self.save_every_steps = save_every_steps
+        self.any_world_size = any_world_size
         self._client, self.checkpoints = client, checkpoints
         self._backoff = backoff or Backoff.for_world(world_size, rank=rank)
         self._breaker = CircuitBreaker(
-            patience_s=self.limits.patience_s, attempts=self.limits.attempts
+            patience_s=self.limits.patience_s,
+            attempts=self.limits.attempts,
+            healthy_steps=self.limits.healthy_steps,
         )
         self._process = uuid.uuid4().hex
         self._group: Group | None = None
@@ -122,8 +96,11 @@ class FaultTolerantRunner:
         """Train until this many steps are done; on return the task holds the final state.
 
         Raises: CircuitOpen (a SystemExit with status 75) when the job gives up; whatever the
-        task raises that is no communication failure.
+        task raises that is no communication failure; ValueError for less than one step;
+        CheckpointError where all checkpoints are of another number of ranks.
         """
+        if steps < 1:
+            raise ValueError(f"run(steps={steps}): want at least 1")
         probe.emit("rank_started", pid=os.getpid(), world_size=self.world_size)
         while (failure := self._live(task, steps)) is not None:
             self._breaker.failed(time.monotonic())
@@ -131,14 +108,16 @@ class FaultTolerantRunner:
             with contextlib.suppress(StoreError, RendezvousFailed):
                 if self._number and failure.is_news:
                     rendezvous.advance(self._client, self._number, timeout_s=0.5)
-            self._tear_down(task)
+            if not self._tear_down(task):
+                reason = f"the group was not destroyed within {self.limits.teardown_s} s"
+                self._give_up(f"{reason}; the failure before: {failure.message}", stuck=True)
             self._recover(failure)
         self._tear_down(task)
 
     def _live(self, task: Task, steps: int) -> failures.Failure | None:
         """Live one generation; None when the last step is done and all ranks may leave."""
         try:
-            if self._is_finished(task):
+            if self._is_finished(task, steps):
                 return None
             generation = self._join()
             self._group = self._connect(generation)
@@ -178,8 +157,17 @@ class FaultTolerantRunner:
         return generation
 
     def _member(self) -> rendezvous.Member:
-        """Survey the checkpoints and make this rank's entry."""
-        survey = self.checkpoints.survey()
+        """Survey the checkpoints and make this rank's entry.
+
+        Raises: CheckpointError where training would begin anew beside another job's checkpoints.
+        """
+        survey = self.checkpoints.survey(any_world_size=self.any_world_size)
+        others = [i for i in survey.refused if layout.is_of_other_size(i.path, self.world_size)]
+        if others and not survey.steps and not self.any_world_size:
+            raise CheckpointError(
+                f"{others[0].reason}: this job would begin anew beside it; give "
+                "any_world_size=True to go on from it, or another directory"
+            )
         self._refused = [item.reason for item in survey.refused]
         return rendezvous.Member(
             rank=self.rank,
@@ -225,14 +213,17 @@ class FaultTolerantRunner:
 
     def _restore(self, task: Task, step: int | None) -> int:
         """Bring the task to a checkpoint, or to its beginning; give the steps done by then."""
-        saved = None if step is None else self.checkpoints.load(step)
+        saved = None
+        if step is not None:
+            saved = self.checkpoints.load(step, any_world_size=self.any_world_size)
         task.reset()
         if saved is not None:
-            task.load_state_dict(saved["task"])
+            task.load_state_dict(state_of_task(saved))
         if self._group is not None:
             task.attach()
-        if saved is not None:  # last, since building DDP may draw random numbers
-            state.set_random_states(saved["random"])
+        own = (saved or {}).get(state.PER_RANK)
+        if own is not None:  # last, since building DDP may draw random numbers
+            state.set_random_states(own["random"])
         probe.emit("restored", step=step or 0, verified=saved is not None, refused=self._refused)
         return step or 0
 
@@ -242,7 +233,7 @@ class FaultTolerantRunner:
         Raises: CheckpointError.
         """
         group = self._present_group()
-        content = {"task": task.state_dict(), "random": state.random_states()}
+        content = saved_state(task.state_dict())
         try:
             self.checkpoints.save(step, content, attempt=self._attempt, should_stop=group.check)
         except CheckpointError as error:
@@ -284,28 +275,34 @@ class FaultTolerantRunner:
             with contextlib.suppress(StoreError):
                 self._client.set(FINISHED_KEY, str(steps).encode())
 
-    def _is_finished(self, task: Task) -> bool:
-        """Tell whether the others have finished and left; then only load the final state."""
+    def _is_finished(self, task: Task, steps: int) -> bool:
+        """Tell whether the others have finished and left; then only load the final state.
+
+        A store that has served another job before may tell of that one's end.
+        """
         if self.incarnation == 0:
             return False
         try:
             value = self._client.get(FINISHED_KEY, timeout_s=self.limits.timeout_s)
         except StoreError:
             return False
-        if value is None:
+        if value is None or int(value) < steps:
+            return False
+        if int(value) not in self.checkpoints.survey().steps:
             return False
         self._restore(task, int(value))
         return True
 
-    def _tear_down(self, task: Task) -> None:
+    def _tear_down(self, task: Task) -> bool:
+        """Destroy the group; tell whether that came to its end within the limit."""
         task.detach()
         if self._group is None:
-            return
+            return True
         done = self._group.close(deadline_s=self.limits.teardown_s)
-        self._group = None
         probe.emit("torn_down", generation=self._number, ok=done)
-        if not done:
-            self._give_up(f"the group was not destroyed within {self.limits.teardown_s} s")
+        if done:
+            self._group = None
+        return done
 
     def _recover(self, failure: failures.Failure) -> None:
         """Back off, then check this node's health, until it is fit or the circuit opens."""
@@ -314,7 +311,7 @@ class FaultTolerantRunner:
         while True:
             reason = self._breaker.reason(time.monotonic())
             if reason is not None:
-                self._give_up(f"{reason}{unfit}")
+                self._give_up(f"{reason}{unfit}; the last failure: {failure.message}")
             left_s = self._breaker.left_s(time.monotonic())
             most_s = max(left_s / 4, SHORTEST_S)  # the rest is for the others to come
             wait_s = min(self._backoff.wait_s(attempt), most_s)
@@ -332,17 +329,26 @@ class FaultTolerantRunner:
             unfit = f"; {found.reason}"
             attempt += 1
 
-    def _give_up(self, reason: str, *, tell: bool = True) -> NoReturn:
-        """Open the circuit: tell the others, destroy the group, leave. Raises: CircuitOpen."""
+    def _give_up(self, reason: str, *, tell: bool = True, stuck: bool = False) -> NoReturn:
+        """Open the circuit: say why, tell the others, destroy the group, leave.
+
+        tell: the others do not know yet. stuck: a thread hangs in torch, which could hold up the
+        interpreter's own end. Raises: CircuitOpen.
+        """
         probe.emit("circuit_opened", reason=reason)
+        with contextlib.suppress(OSError):  # a terminal that is gone keeps nothing here
+            sys.stderr.write(f"chaoslab.resilience: rank {self.rank} gives up: {reason}\n")
+            sys.stderr.flush()
         leaving.leave_within(self.limits.exit_s + self.limits.teardown_s)
         if tell:
             with contextlib.suppress(StoreError):
                 rendezvous.open_circuit(
                     self._client, reason, timeout_s=min(1.0, self.limits.exit_s)
                 )
-        if self._group is not None and not self._group.close(deadline_s=self.limits.teardown_s):
-            leaving.leave_now()  # a thread stuck in torch could hold up the interpreter's own end
+        if self._group is not None and not stuck:
+            stuck = not self._group.close(deadline_s=self.limits.teardown_s)
+        if stuck:
+            leaving.leave_now()
         self._client.close()
         leaving.free_accelerators()
         raise CircuitOpen(reason, CIRCUIT_OPEN_STATUS)

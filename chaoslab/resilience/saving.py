@@ -26,6 +26,11 @@ NOTE: Final = ".note"
 DRAFT: Final = ".draft"
 POLL_S: Final = 0.002
 
+LOCKLESS: Final = frozenset(
+    (errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS)
+)
+"""What a file system without locks answers (ENOSYS: Lustre mounted without `flock`)."""
+
 StopReason = Callable[[], str | None]
 """Asked while a rank waits for its peers: a reason ends the wait, None lets it go on."""
 
@@ -85,7 +90,7 @@ def lock(path: Path, *, alone: bool) -> int | None:
         os.close(fd)
         return None
     except OSError as error:
-        if error.errno not in (errno.ENOLCK, errno.EBADF, errno.EOPNOTSUPP, errno.EINVAL):
+        if error.errno not in LOCKLESS:
             os.close(fd)
             raise
     _held.add(fd)
@@ -121,7 +126,7 @@ def workplace(save: Save) -> Iterator[None]:
     """
     make_directory(save.work.parent)
     while True:
-        save.work.mkdir(exist_ok=True)
+        _make_work(save.work)
         with contextlib.suppress(FileNotFoundError):  # swept in between: make it again
             fd = lock(save.work, alone=False)
             if fd is not None:
@@ -134,6 +139,16 @@ def workplace(save: Save) -> Iterator[None]:
         yield
     finally:
         unlock(fd)
+
+
+def _make_work(work: Path) -> None:
+    """Make the save's directory unless it is there. Raises: OSError."""
+    try:
+        work.mkdir(exist_ok=True)
+    except FileExistsError:
+        # It was there, and was swept before Path.mkdir could see that it was a directory.
+        if work.is_symlink() or (work.exists() and not work.is_dir()):
+            raise
 
 
 def _is_same(fd: int, path: Path) -> bool:

@@ -7,9 +7,11 @@ forks the rank. When the rank dies, it forks the next one at once: a fraction of
 a fresh interpreter needs seconds for `import torch`. A rank that ends with status 0, or with the
 circuit-open status, has had the last word: the standby leaves with the same status.
 
-Each retry but the first backs off. Restarts are bounded, and refill once a rank has lived for
-`healthy_s`. The rank's environment says its incarnation (CHAOSLAB_INCARNATION). A rank cannot
-outlive its standby; its own children (data loaders, say) go when it does, or is taken over.
+Whatever else a rank dies of, an error of its own included, which a standby cannot tell from a
+peer's, it is taken over. Each retry but the first backs off. Restarts are bounded, and refill once
+a rank has lived for `healthy_s`. The rank's environment says its incarnation
+(CHAOSLAB_INCARNATION). A rank cannot outlive its standby; its own children (data loaders, say) go
+when it does, or is taken over.
 """
 
 from __future__ import annotations
@@ -38,6 +40,9 @@ from chaoslab.resilience.breaker import CIRCUIT_OPEN_STATUS
 INCARNATION: Final = "CHAOSLAB_INCARNATION"
 FORWARDED: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 ENDING: Final = frozenset({signal.SIGTERM, signal.SIGINT, signal.SIGHUP})
+KILLED_BY_ITS_TIMER: Final = 128 + signal.SIGALRM
+"""A rank that had given up and could not end by itself: see `leaving`."""
+
 _PR_SET_PDEATHSIG: Final = 1
 """Source: linux/prctl.h."""
 
@@ -80,6 +85,8 @@ class Standby:
         while True:
             started_s = time.monotonic()
             status = self._live(self._first + taken)
+            if status == KILLED_BY_ITS_TIMER:
+                return CIRCUIT_OPEN_STATUS
             if status in (0, CIRCUIT_OPEN_STATUS) or self._ending:
                 return status
             if time.monotonic() - started_s >= self._policy.healthy_s:

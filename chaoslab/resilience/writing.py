@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 
 from chaoslab import probe
 from chaoslab.resilience import digests, layout, retention, saving, snapshot
-from chaoslab.resilience.errors import CheckpointWriteFailed, SaveAbandoned
+from chaoslab.resilience.errors import CheckpointWriteFailed, SaveAbandoned, SaveTimedOut
 
 
 def save_part(
@@ -22,12 +23,13 @@ def save_part(
     SaveAbandoned; what torch.save raises for the state.
     """
     probe.emit("save_begun", step=save.step)
-    delivered = False
+    delivered = is_late = False
     try:
         retention.refuse_foreign(save.final)
         with saving.workplace(save):
             saving.take_back(save.work, rank)
             shard = _write_shard(save, state, rank, is_first=is_first)
+            is_late = time.monotonic() > save.deadline_s
             saving.put_note(save, shard)
             delivered = True
             if rank == 0:
@@ -41,6 +43,13 @@ def save_part(
         if rank != 0 and isinstance(error, FileNotFoundError):  # rank 0 has freed all shards
             raise SaveAbandoned(f"{save.work} is gone, or emptied: rank 0 has given up") from error
         raise CheckpointWriteFailed(saving.advice(save.final.parent, error)) from error
+    except SaveTimedOut as error:
+        saving.give_up(save.work, rank, delivered=delivered)
+        if is_late or not delivered:  # by this rank's own disk: no peer is lost
+            raise CheckpointWriteFailed(
+                f"{error}: is the disk slow? A save may take as long as the manager's deadline_s"
+            ) from error
+        raise
     except BaseException:
         saving.give_up(save.work, rank, delivered=delivered)
         raise

@@ -22,8 +22,8 @@ from tests.kernel.conftest import (
 
 Start = Callable[..., GuestProcess]
 CLEANS_UP = """
-echo up
 trap 'echo cleaning; echo done > cleaned; exit 7' INT TERM
+echo up
 while :; do sleep 0.1; done
 """
 DEAF = "trap 'echo heard' INT; trap '' TERM; echo up; while :; do sleep 0.1; done"

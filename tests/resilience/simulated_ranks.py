@@ -208,6 +208,8 @@ class Process:
                 generation = self._join(client)
                 self.world.completed(self, generation)
                 self.after = generation.number
+                if self.rank == 0:
+                    rendezvous.forget_before(client, generation.number, timeout_s=1)
                 seen = self.perform(Operation(b"train", (str(self.after).encode(),)))
                 if seen == [b"told"]:
                     rendezvous.advance(client, self.after, timeout_s=1)

@@ -180,7 +180,8 @@ def join_without_looking_at_the_name(client: Any, member: Any, **arguments: Any)
         client.compare_set(f"join/{number}/{member.rank}", b"", member.to_bytes())
         moved_to = rendezvous._wait_for_all(client, number, arguments["world_size"], deadline)
         if moved_to == number:
-            return rendezvous._complete(client, number, arguments["world_size"], deadline)
+            members = rendezvous._members(client, number, arguments["world_size"], deadline)
+            return rendezvous.Generation(number=number, members=members or ())
         number = moved_to
 
 
@@ -241,7 +242,7 @@ def join_and_move_on_unconditionally(client: Any, member: Any, **arguments: Any)
     ("defect", "found"),
     [
         (join_without_looking_at_the_name, "it is not itself a member"),
-        (join_in_the_present_generation, "the same generation twice"),
+        (join_in_the_present_generation, "the same generation twice|it is not itself a member"),
         (join_by_overwriting, "two generations of one number|it is not itself a member"),
         (join_after_counting_alone, "never was whole|somebody waits|opened|no agreement"),
         (join_and_move_on_unconditionally, "down to|closed again"),

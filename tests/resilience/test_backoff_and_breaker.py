@@ -158,20 +158,31 @@ def test_a_crash_at_the_same_step_is_no_progress() -> None:
     assert "4 failures" in str(breaker.reason(5))
 
 
-@given(st.lists(st.sampled_from(["failed", "stepped"]), max_size=60))
-def test_a_job_that_progresses_after_each_failure_lives(moves: list[str]) -> None:
-    """With a new highest step between failures, any number of failures is survived."""
-    breaker = CircuitBreaker(patience_s=10, attempts=1)
-    for step, move in enumerate(moves):
-        if move == "failed":
-            breaker.failed(step)
-            assert breaker.reason(step) is None
-        breaker.stepped(step)
-    assert breaker.failures == 0
+@given(st.lists(st.integers(0, 12), min_size=1, max_size=30), st.integers(1, 6), st.integers(1, 4))
+def test_a_healthy_stretch_gives_all_attempts_back(
+    stretches: list[int], healthy_steps: int, attempts: int
+) -> None:
+    """Some new steps, then a failure, again and again: shorter stretches use the attempts up."""
+    breaker = CircuitBreaker(patience_s=10, attempts=attempts, healthy_steps=healthy_steps)
+    step, in_a_row = 0, 0
+    for stretch in stretches:
+        for _ in range(stretch):
+            step += 1
+            breaker.stepped(step)
+        in_a_row = 1 if stretch >= healthy_steps else in_a_row + 1
+        breaker.failed(0)
+        assert breaker.failures == in_a_row
+        assert (breaker.reason(1) is None) == (in_a_row <= attempts)
+        breaker.gathered()
 
 
-@pytest.mark.parametrize(("patience_s", "attempts"), [(0, 1), (1, 0), (float("nan"), 1)])
-def test_a_breaker_that_cannot_be_is_refused(patience_s: float, attempts: int) -> None:
+@pytest.mark.parametrize(
+    ("patience_s", "attempts", "healthy_steps"),
+    [(0, 1, 1), (1, 0, 1), (float("nan"), 1, 1), (1, 1, 0)],
+)
+def test_a_breaker_that_cannot_be_is_refused(
+    patience_s: float, attempts: int, healthy_steps: int
+) -> None:
     """The message shows what was given and what is wanted."""
     with pytest.raises(ValueError, match="want patience_s > 0"):
-        CircuitBreaker(patience_s=patience_s, attempts=attempts)
+        CircuitBreaker(patience_s=patience_s, attempts=attempts, healthy_steps=healthy_steps)

@@ -184,6 +184,26 @@ def test_stale_temporary_directories_are_swept_but_not_those_in_use(tmp_path: Pa
     assert [path.name for path in manager(tmp_path).sweep()] == [".tmp-step-00000001-alive"]
 
 
+@pytest.mark.parametrize("number", ["ENOLCK", "ENOSYS", "EOPNOTSUPP"])
+def test_a_file_system_without_locks_is_good_enough(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str
+) -> None:
+    """Saving works there; another error of a lock is told."""
+
+    def answer(number: int) -> None:
+        def flock(*_: object) -> None:
+            raise OSError(number, "planted")
+
+        monkeypatch.setattr(saving.fcntl, "flock", flock)
+
+    answer(getattr(errno, number))
+    alone = manager(tmp_path, world_size=1)
+    assert alone.save(1, {"a": 1}) == tmp_path / "step-00000001"
+    answer(errno.EIO)
+    with pytest.raises(CheckpointWriteFailed, match="planted"):
+        alone.save(2, {"a": 1})
+
+
 def test_the_torn_shard_of_a_killed_save_is_not_taken_for_the_new_one(tmp_path: Path) -> None:
     """A temporary directory of the same name with old shards and notes in it is overwritten."""
     work = tmp_path / ".tmp-step-00000001-one"
@@ -192,6 +212,30 @@ def test_the_torn_shard_of_a_killed_save_is_not_taken_for_the_new_one(tmp_path: 
         (work / f"rank-0000{rank}.pt").write_bytes(b"torn" * 100_000)
     assert save_all(tmp_path, 1) == [tmp_path / "step-00000001"] * RANKS
     assert layout.verify(tmp_path / "step-00000001", world_size=RANKS)
+
+
+def test_a_directory_swept_while_it_is_made_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A peer's sweep comes between `mkdir`, which finds it there, and the look at what it is."""
+    work = tmp_path / ".tmp-step-00000001-one"
+    work.mkdir()
+    healthy, swept = os.mkdir, []
+
+    def mkdir(path: Path, mode: int = 0o777) -> None:
+        try:
+            healthy(path, mode)
+        except FileExistsError:
+            if Path(path) == work and not swept:
+                swept.append(path)
+                work.rmdir()
+            raise
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    alone = manager(tmp_path, world_size=1)
+    alone._is_swept = True
+    assert alone.save(1, {"a": 1}, attempt="one") == tmp_path / "step-00000001"
+    assert swept
 
 
 def test_two_saves_that_race_leave_one_whole_checkpoint(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 
 import pytest
+import torch
 import torch.distributed as dist
 from loopback_job import Store
 
@@ -45,6 +46,16 @@ def test_a_node_without_a_route_is_not_fit() -> None:
     found = health.check(StoreClient("255.255.255.255", 1), timeout_s=0.3)
     assert not found.ok
     assert "no route" in found.reason
+
+
+def test_an_interface_that_is_down_is_not_fit(
+    client: StoreClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel may still know a route to the store; the reason names the interface."""
+    monkeypatch.setattr(health, "_holder", lambda _: ("eth0", False))
+    found = health.check(client, timeout_s=5)
+    assert not found.ok
+    assert "interface eth0, which has the address 127.0.0.1, is down" in found.reason
 
 
 def test_an_address_of_no_interface_is_found_out() -> None:
@@ -93,6 +104,8 @@ def test_a_lost_peer_is_a_failure_to_recover_from(error: Exception) -> None:
         FileNotFoundError("data.bin"),
         KeyError("loss"),
         MemoryError(),
+        AssertionError("loss is NaN"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     ],
 )
 def test_the_users_own_error_is_not(error: Exception) -> None:

@@ -43,6 +43,28 @@ def test_all_join_one_generation(client: StoreClient) -> None:
     assert found[0] == found[1] == found[2]
 
 
+def test_a_rank_that_slept_through_its_generation_joins_the_next(client: StoreClient) -> None:
+    """All were there when it looked, and the store has forgotten it when it reads who they are."""
+    ranks, read = range(3), client.multi_get
+
+    def read_late(keys: list[str], **more: float) -> list[bytes | None]:
+        if keys == [rendezvous.GENERATION_KEY]:
+            return read(keys, **more)
+        client.multi_get = read  # type: ignore[method-assign]
+        rendezvous.advance(client, 1, timeout_s=5)
+        for other in (0, 1):
+            client.set(f"join/2/{other}", member(other).to_bytes())
+        assert rendezvous.forget_before(client, 2, timeout_s=5) == len(ranks)
+        return read(keys, **more)
+
+    client.set(rendezvous.GENERATION_KEY, b"1")
+    for other in (0, 1):
+        client.set(f"join/1/{other}", member(other).to_bytes())
+    client.multi_get = read_late  # type: ignore[assignment,method-assign]
+    found = join(client, member(2))
+    assert (found.number, [m.rank for m in found.members]) == (2, list(ranks))
+
+
 def test_many_who_saw_one_failure_move_on_once(client: StoreClient) -> None:
     """Three ranks advance from 1: the generation is 2, not 4."""
     client.set(rendezvous.GENERATION_KEY, b"1")

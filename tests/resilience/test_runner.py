@@ -217,7 +217,7 @@ def test_a_crash_at_the_same_step_opens_the_circuit(start_job: StartJob) -> None
         return CIRCUIT_OPEN_STATUS in job.statuses.values()
 
     job.until(restart, "the circuit to open")
-    assert any("without a new step" in e["reason"] for e in job.events("circuit_opened"))
+    assert any("without 10 new steps" in e["reason"] for e in job.events("circuit_opened"))
 
 
 def test_peers_that_come_but_cannot_connect_are_not_absent(
@@ -240,7 +240,7 @@ def test_peers_that_never_connect_open_the_circuit_by_their_number(start_job: St
     replace(job)
     statuses = job.until_over()
     assert set(statuses.values()) == {CIRCUIT_OPEN_STATUS}
-    assert any("without a new step" in e["reason"] for e in job.events("circuit_opened"))
+    assert any("without 10 new steps" in e["reason"] for e in job.events("circuit_opened"))
 
 
 @pytest.mark.parametrize("keep", [1, 2])

@@ -22,6 +22,7 @@ import torch.distributed as dist
 from chaoslab import probe
 from chaoslab.resilience.checkpoint import AtomicCheckpointManager, Survey
 from chaoslab.resilience.runner import FaultTolerantRunner
+from chaoslab.resilience.state import PER_RANK
 
 
 class InPlaceCheckpoints(AtomicCheckpointManager):
@@ -42,7 +43,7 @@ class InPlaceCheckpoints(AtomicCheckpointManager):
     ) -> Path:
         """Collect every rank's random states, and let rank 0 overwrite the file."""
         everyone: list[Any] = [None] * self.world_size
-        dist.all_gather_object(everyone, [state["random"], state["task"]["sample_order"]])
+        dist.all_gather_object(everyone, state[PER_RANK])
         if self.rank == 0:
             probe.emit("save_begun", step=step)
             self.directory.mkdir(parents=True, exist_ok=True)
@@ -54,15 +55,15 @@ class InPlaceCheckpoints(AtomicCheckpointManager):
             probe.emit("save_committed", step=step, path=str(self.file))
         return self.file
 
-    def survey(self) -> Survey:
+    def survey(self, *, any_world_size: bool = False) -> Survey:  # noqa: ARG002
         """Read the file; an unreadable one counts as none."""
         content = self._read()
         return Survey(steps=() if content is None else (content["step"],), refused=())
 
-    def load(self, step: int) -> dict[str, Any]:  # noqa: ARG002 - there is only one
-        """Give this rank's state."""
+    def load(self, step: int, *, any_world_size: bool = False) -> dict[str, Any]:  # noqa: ARG002
+        """Give this rank's state: there is only one."""
         content = self._read() or {}
-        content["random"], content["task"]["sample_order"] = content["everyone"][self.rank]
+        content[PER_RANK] = content["everyone"][self.rank]
         return content
 
     def _read(self) -> dict[str, Any] | None:
