@@ -3,10 +3,11 @@
     python benchmarks/recovery.py [--repeats 5] [--modes standby,fresh,torchrun]
 
 All on the loopback interface, with examples/charlm.py. Counted from the SIGKILL until every rank
-has completed a step beyond the highest before it (back): steps since the last save are done again
-before that. stepping: until every rank has completed its first step in the new group. noticed:
-until the last survivor's failure_seen. fresh: a new interpreter at once. torchrun: one agent,
---max-restarts, same script. import: a fresh interpreter until the script's imports are done.
+has completed a step beyond the highest before it (back): what was done since the last save, up to
+five steps of 0.05 s, is done again before that. stepping: until every rank has completed its first
+step in the new group. noticed: until the last survivor's failure_seen. fresh: a new interpreter at
+once. torchrun: one agent, --max-restarts, same script. import: a fresh interpreter until the
+script's imports are done.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ SCRIPT = ROOT / "examples" / "charlm.py"
 RANKS = 4
 VICTIM = 2
 LIMIT_S = 120.0
-ARGUMENTS = ["--steps", "1000000", "--save-every", "20", "--step-floor-s", "0.05",
+ARGUMENTS = ["--steps", "1000000", "--save-every", "5", "--step-floor-s", "0.05",
              "--patience-s", "60"]  # fmt: skip
 MODES = ("standby", "fresh", "torchrun")
 FIGURES = ("noticed", "stepping", "back")
@@ -119,22 +120,23 @@ class Job:
             self.processes[VICTIM].wait()
             self.incarnations[VICTIM] += 1
             self.start_rank(VICTIM)
-        self.until_step(before + 1)
-        later = [event for event in self.events() if event["t_s"] >= killed_s]
-        back = {
-            rank: min(e["t_s"] for e in later if e["kind"] == "step" and e["rank"] == rank
-                      and e["step"] > before)
-            for rank in range(RANKS)
-        }  # fmt: skip
-        restored = {e["rank"]: e["t_s"] for e in later if e["kind"] == "restored"}
-        stepping = {
-            rank: min(e["t_s"] for e in later if e["kind"] == "step" and e["rank"] == rank
-                      and e["t_s"] > restored[rank])
-            for rank in range(RANKS)
-        }  # fmt: skip
+        later = self._until_back(killed_s, before)
+        stepping = _first_steps(later, beyond=0)
+        back = _first_steps(later, beyond=before)
         seen = [e["t_s"] for e in later if e["kind"] == "failure_seen" and e["rank"] != VICTIM]
         noticed_s = max(seen) - killed_s if seen else float("nan")
         return noticed_s, max(stepping.values()) - killed_s, max(back.values()) - killed_s
+
+    def _until_back(self, killed_s: float, before: int) -> list[dict[str, Any]]:
+        """Wait until every rank has been restored and is beyond; give the events since the kill."""
+        deadline_s = time.monotonic() + LIMIT_S
+        while True:
+            later = [event for event in self.events() if event["t_s"] >= killed_s]
+            if len(_first_steps(later, beyond=before)) == RANKS:
+                return later
+            if time.monotonic() > deadline_s:
+                raise SystemExit(f"{self.mode}: not all back in {LIMIT_S} s")
+            time.sleep(0.02)
 
     def close(self) -> None:
         """End everything."""
@@ -147,6 +149,18 @@ class Job:
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
                 process.wait()
+
+
+def _first_steps(events: list[dict[str, Any]], *, beyond: int) -> dict[int, float]:
+    """Give when each rank, once restored, completed its first step beyond one."""
+    restored = {e["rank"]: e["t_s"] for e in events if e["kind"] == "restored"}
+    found: dict[int, float] = {}
+    for event in events:
+        rank, t_s = event["rank"], event["t_s"]
+        is_step = event["kind"] == "step" and event["step"] > beyond
+        if is_step and rank in restored and t_s > restored[rank]:
+            found[rank] = min(found.get(rank, t_s), t_s)
+    return found
 
 
 @contextlib.contextmanager

@@ -109,7 +109,7 @@ BACKOFF = Scenario(
     job=dataclasses.replace(
         job("charlm", "--timeout-s", str(TIMEOUT_S), "--patience-s", "100000", limit_s=400,
             restart=on_failure(limit=3)),
-        steps=120,
+        steps=40,
     ),
     schedule=[LOSSY, cut(20)],
     bounds=[bounds.noticed_within(15, injection=1), bounds.recovers_within(12, injection=1)],

@@ -1,7 +1,7 @@
 """Group: the life of one generation's process group, and how a waiting rank is woken.
 
-Nothing in torch's API wakes a rank that waits in a gloo collective; shutting down the process's
-own gloo sockets does, within milliseconds. So a watcher thread asks the store whether the
+Nothing in torch's API wakes a rank that waits in a gloo collective; ending the reading side of the
+process's own gloo sockets does, within milliseconds. So a watcher thread asks the store whether the
 generation has moved on, and then cuts this rank loose. It also looks at the sockets: one that a
 peer has closed means that the peer is gone, whether or not this rank waits for it.
 """
@@ -103,11 +103,11 @@ class Group:
             raise GroupLost(self._lost)
 
     def cut(self) -> None:
-        """Shut down this process's own gloo sockets: whoever waits on them is woken."""
+        """Let this process's own gloo sockets read their end: whoever waits on them is woken."""
         for fd, inode in self._own() if self._sockets else self._opened().items():
             with contextlib.suppress(OSError), sockets.borrowed(fd) as sock:
                 if sockets.inode_of(fd) == inode:
-                    sock.shutdown(socket.SHUT_RDWR)
+                    sockets.end_reading(sock)
 
     def close(self, *, deadline_s: float) -> bool:
         """Destroy the group; tell whether that was done within the deadline, in seconds.

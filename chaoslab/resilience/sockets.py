@@ -14,6 +14,11 @@ from chaoslab.resilience.client import StoreClient
 TCP_INFO_BYTES, RETRANSMITS = 8, 2
 """tcpi_retransmits is one byte. Source: struct tcp_info in linux/tcp.h."""
 
+SO_SNDBUFFORCE: Final = 32
+"""Beyond net.core.wmem_max, where that is allowed. Source: asm-generic/socket.h."""
+
+ROOM_BYTES: Final = 1 << 29
+
 SILENT_AFTER: Final = 2
 """So many retransmissions in a row, 0.6 s without an answer: no chance loss of a packet."""
 
@@ -58,6 +63,23 @@ def is_unanswered(fd: int) -> bool:
     except OSError:
         return False
     return info[RETRANSMITS] >= SILENT_AFTER
+
+
+def end_reading(sock: socket.socket) -> None:
+    """Make a gloo socket read its end, once what waits to be sent is with the kernel.
+
+    gloo then fails all that waits on the connection, and closes it, which tells the peer; but it
+    forgets a send that is still queued, whose rank would wait out its timeout (signalException of
+    gloo's tcp/pair.cc looks at op.buf, and not at op.ubuf). So writing stays open, and gets room:
+    gloo writes before it reads. Raises: OSError.
+    """
+    for option in (SO_SNDBUFFORCE, socket.SO_SNDBUF):
+        try:
+            sock.setsockopt(socket.SOL_SOCKET, option, ROOM_BYTES)
+            break
+        except PermissionError:
+            continue
+    sock.shutdown(socket.SHUT_RD)
 
 
 def borrowed(fd: int) -> socket.socket:

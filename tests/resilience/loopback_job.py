@@ -22,6 +22,7 @@ CIRCUIT_OPEN_STATUS = 75
 WORLD_SIZE = 4
 STEPS = 40
 SAVE_EVERY = 10
+TIMEOUT_S = 3
 
 
 class Store:
@@ -187,7 +188,7 @@ StartJob = Callable[..., Job]
 
 def make_job(directory: Path, store: Store, script: str, *arguments: str) -> Job:
     """Describe a job of the usual size; later arguments override the usual ones."""
-    usual = ["--steps", str(STEPS), "--save-every", str(SAVE_EVERY), "--timeout-s", "3"]
+    usual = ["--steps", str(STEPS), "--save-every", str(SAVE_EVERY), "--timeout-s", str(TIMEOUT_S)]
     return Job(
         REPOSITORY / script,
         directory,

@@ -15,6 +15,7 @@ import pytest
 from loopback_job import (
     CIRCUIT_OPEN_STATUS,
     STEPS,
+    TIMEOUT_S,
     WORLD_SIZE,
     StartJob,
     Store,
@@ -29,7 +30,7 @@ from chaoslab.resilience.runner import FINISHED_KEY, FaultTolerantRunner
 from chaoslab.resilience.store import parse_address
 
 VICTIM = 2
-TEARDOWN_S, EXIT_S = Limits.teardown_s, Limits.exit_s
+DESTROY_S = Limits(timeout_s=TIMEOUT_S).destroy_s
 
 
 @pytest.mark.parametrize(
@@ -90,9 +91,25 @@ def test_a_destroy_that_hangs_does_not_keep_the_process(start_job: StartJob) -> 
     statuses = job.until_over()
     assert {s for rank, s in statuses.items() if rank != VICTIM} == {CIRCUIT_OPEN_STATUS}
     opened = job.events("circuit_opened")
-    assert max(e["t_s"] for e in opened) - killed_s < TEARDOWN_S + EXIT_S
+    assert DESTROY_S < max(e["t_s"] for e in opened) - killed_s < DESTROY_S + Limits.exit_s
     assert any("was not destroyed within" in e["reason"] for e in opened)
     assert "gives up: " in (job.directory / "rank-0.log").read_text()
+
+
+def test_a_destroy_that_waits_for_a_collective_does_not_end_the_job(
+    start_job: StartJob, twin: list[dict[str, Any]]
+) -> None:
+    """It takes the collective's timeout, and the job goes on."""
+    job = start_job("tests/resilience/slow_destroy.py")
+    job.until_step(12)
+    job.kill(VICTIM)
+    job.until(lambda: VICTIM in job.reap(), "the killed rank to be gone")
+    job.start(VICTIM)
+    assert set(job.until_over().values()) == {0}, job.tell()
+    assert results(job) == twin
+    torn = [e["t_s"] for e in job.events("torn_down", 0)]
+    seen = [e["t_s"] for e in job.events("failure_seen", 0)]
+    assert torn[0] - seen[0] > Limits.teardown_s
 
 
 def test_a_destroy_that_hangs_after_the_last_step_costs_nothing_but_time(
