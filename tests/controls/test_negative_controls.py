@@ -28,6 +28,12 @@ CONTROLS = [
 ]
 
 
+CONSEQUENCES = {"no_timeout": {"recovers_within"}}
+"""What else a defect may break: a job that no timeout wakes goes on at TCP's next retransmission,
+whose pause has doubled during the cut (13 s after the heal were seen, of 12).
+"""
+
+
 def defective(scenario, trainer, changes):
     job = dataclasses.replace(scenario.job, script=f"tests/trainers/{trainer}.py", **changes)
     return dataclasses.replace(scenario, job=job)
@@ -47,4 +53,6 @@ def test_a_defect_breaks_its_bound_and_no_other(
         run(defective(scenario, trainer, changes), options=options)
     judgements = SESSION.reports[-1].findings.judgements
     broken = {judgement.bound for judgement in judgements if judgement.verdict is Verdict.FAILED}
-    assert [name.partition("(")[0] for name in broken] == [bound]
+    names = [name.partition("(")[0] for name in broken]
+    assert bound in names
+    assert set(names) - {bound} <= CONSEQUENCES.get(trainer, set())
