@@ -252,6 +252,8 @@ class Watch:
         shows_s = self._rate_shows_s()
         if shows_s and not (longest_s >= shows_s and self._peak()):
             lines.append(f"no burst took {shows_s:g} s (longest {longest_s:g} s)")
+        if self._asked.rate_bytes_per_s and not shows_s and not self._moved():
+            lines.append("no packet went through it")
         if self._asked.slot and not self._peak():
             lines.append("no packet held for a slot")
         return lines

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -70,15 +71,12 @@ def end_reading(sock: socket.socket) -> None:
 
     gloo then fails all that waits on the connection, and closes it, which tells the peer; but it
     forgets a send that is still queued, whose rank would wait out its timeout (signalException of
-    gloo's tcp/pair.cc looks at op.buf, and not at op.ubuf). So writing stays open, and gets room:
-    gloo writes before it reads. Raises: OSError.
+    gloo's tcp/pair.cc looks at op.buf, and not at op.ubuf). So writing stays open, and gets room
+    where CAP_NET_ADMIN allows that: gloo writes before it reads. Raises: OSError.
     """
-    for option in (SO_SNDBUFFORCE, socket.SO_SNDBUF):
-        try:
-            sock.setsockopt(socket.SOL_SOCKET, option, ROOM_BYTES)
-            break
-        except PermissionError:
-            continue
+    # Not SO_SNDBUF: its bound, net.core.wmem_max, is below what the kernel grows a buffer to.
+    with contextlib.suppress(PermissionError):
+        sock.setsockopt(socket.SOL_SOCKET, SO_SNDBUFFORCE, ROOM_BYTES)
     sock.shutdown(socket.SHUT_RD)
 
 

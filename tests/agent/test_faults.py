@@ -41,6 +41,21 @@ def test_a_silent_drop_is_not_reported_as_effective_when_it_hits_nobody(lab, age
     assert "no drop counted" in found["missing"]
 
 
+@pytest.mark.netem
+@pytest.mark.parametrize("direction", ["egress", "ingress"])
+def test_a_rate_too_fast_for_probes_needs_traffic_all_the_same(lab, agent, need, direction) -> None:
+    """Planted: it concerns a peer that is not there. The healthy twin concerns one that is."""
+    need("netem")
+    fast = {"kind": "netem", "direction": direction, "netem": {"rate_bytes_per_s": 100_000_000}}
+    agent.inject(fast | {"peers": ["10.77.0.99"]}, "stranger")
+    found = agent.effective("stranger", timeout_s=0.5, probe_to=(lab.nodes[1].address,))
+    assert found["effective"] is False
+    assert "no packet went through it" in found["missing"]
+    agent.heal("stranger")
+    agent.inject(fast)
+    assert agent.effective(probe_to=(lab.nodes[1].address,))["effective"]
+
+
 def test_a_silent_drop_is_silent_to_the_local_tcp(lab, agent) -> None:
     """TCP takes its packets for sent: its retransmission timer doubles, as on a cut cable."""
     server = lab.nodes[1].socket(socket.SOCK_STREAM, (lab.nodes[1].address, 9200))

@@ -132,6 +132,13 @@ class Job:
         os.kill(self.pids[rank], number)
         return now_s
 
+    def replace(self, rank: int) -> float:
+        """Kill a rank, wait until it is gone, start it again; give the time of the kill."""
+        killed_s = self.kill(rank)
+        self.until(lambda: rank in self.reap(), "the killed rank to be gone")
+        self.start(rank)
+        return killed_s
+
     def reap(self) -> dict[int, int]:
         """Give the exit statuses so far: a code, or minus the signal's number."""
         for rank, pid in self.pids.items():

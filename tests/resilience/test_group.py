@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import socket
@@ -172,6 +173,30 @@ def test_a_host_that_acknowledges_nothing_is_silent() -> None:
             assert far.recv(100) == b"during"
             assert not sockets.is_unanswered(near.fileno())
 
+    assert in_a_child(cut) == (0, "")
+
+
+@pytest.mark.parametrize("how", ["end_reading", "shutdown"])
+def test_a_cut_reads_its_end_and_refuses_no_send_that_waits(how: str) -> None:
+    """What a full socket still has to send finds room. Planted: a shutdown of both sides."""
+
+    def cut() -> None:
+        with connection() as (near, _):
+            near.settimeout(0)
+            with contextlib.suppress(BlockingIOError):
+                while near.send(bytes(1 << 20)):
+                    pass
+            if how == "shutdown":
+                near.shutdown(socket.SHUT_RDWR)
+                with pytest.raises(BrokenPipeError):
+                    near.send(b"waits")
+            else:
+                sockets.end_reading(near)
+                assert near.send(b"waits") == len(b"waits")
+            assert near.recv(1) == b""
+
+    if os.geteuid():
+        pytest.skip("NotAvailable: only CAP_NET_ADMIN makes room beyond net.core.wmem_max")
     assert in_a_child(cut) == (0, "")
 
 

@@ -28,14 +28,6 @@ SURVIVORS = [0, 1, 3]
 VICTIM = 2
 
 
-def replace(job: Job, rank: int = VICTIM) -> float:
-    """Kill a rank, wait until it is gone, start it again; give the time of the kill."""
-    killed_s = job.kill(rank)
-    job.until(lambda: rank in job.reap(), "the killed rank to be gone")
-    job.start(rank)
-    return killed_s
-
-
 def ends_like(job: Job, twin: list[dict[str, Any]]) -> None:
     """Assert that every rank ends well and that the result is the twin's, bit for bit."""
     assert set(job.until_over().values()) == {0}, job.tell()
@@ -73,7 +65,7 @@ def test_a_killed_rank_is_replaced_and_the_result_is_the_same(
     """
     job = start_job()
     job.until_step(15)
-    replace(job)
+    job.replace(VICTIM)
     ends_like(job, twin)
     assert sorted(e["rank"] for e in job.events("failure_seen")) == SURVIVORS
     assert {e["generation"] for e in job.events("group_ready")} == {1, 2}
@@ -95,7 +87,7 @@ def test_a_kill_in_the_middle_of_a_save_leaves_the_checkpoint_before(
     found = AtomicCheckpointManager(job.checkpoints, rank=0, world_size=WORLD_SIZE).latest()
     assert found is not None
     assert (found.step, found.refused) == (SAVE_EVERY, ())
-    replace(job)
+    job.replace(VICTIM)
     ends_like(job, twin)
     assert [e["step"] for e in job.events("restored")][WORLD_SIZE:] == [SAVE_EVERY] * WORLD_SIZE
     assert not [p for p in job.checkpoints.iterdir() if layout.is_work(p.name)]
@@ -145,7 +137,7 @@ def test_a_second_kill_during_the_recovery_is_survived(
     job.until_step(15)
     job.kill(VICTIM)
     job.until(lambda: job.events("failure_seen"), "the first to notice")
-    replace(job, 1)
+    job.replace(1)
     job.until(lambda: VICTIM in job.reap(), "the killed rank to be gone")
     job.start(VICTIM)
     ends_like(job, twin)
@@ -155,7 +147,7 @@ def test_rank_0_has_no_privilege_in_dying(start_job: StartJob, twin: list[dict[s
     """The rank that commits checkpoints is replaced like any other."""
     job = start_job()
     job.until_step(15, rank=1)
-    replace(job, 0)
+    job.replace(0)
     ends_like(job, twin)
 
 
@@ -165,7 +157,7 @@ def test_a_rank_killed_after_its_last_step_does_not_strand_the_others(
     """Killed between the last step and its exit: its replacement still tells the same result."""
     job = start_job()
     job.until_step(STEPS, rank=VICTIM)
-    replace(job)
+    job.replace(VICTIM)
     ends_like(job, twin)
 
 
@@ -226,7 +218,7 @@ def test_peers_that_come_but_cannot_connect_are_not_absent(
     """The patience is for ranks that do not come: on a lossy link they come, and try again."""
     job = start_job("tests/resilience/cannot_connect.py", "--patience-s", "3")
     job.until_step(12)
-    replace(job)
+    job.replace(VICTIM)
     ends_like(job, twin)
     failed = [e for e in job.events("failure_seen") if "planted" in e["message"]]
     assert len({e["generation"] for e in failed}) == 3  # 4.5 s in all
@@ -237,7 +229,7 @@ def test_peers_that_never_connect_open_the_circuit_by_their_number(start_job: St
     """They are not tried for ever either."""
     job = start_job("tests/resilience/cannot_connect.py", "--patience-s", "3", "--attempts", "2")
     job.until_step(12)
-    replace(job)
+    job.replace(VICTIM)
     statuses = job.until_over()
     assert set(statuses.values()) == {CIRCUIT_OPEN_STATUS}
     assert any("without 10 new steps" in e["reason"] for e in job.events("circuit_opened"))

@@ -102,9 +102,7 @@ def test_a_destroy_that_waits_for_a_collective_does_not_end_the_job(
     """It takes the collective's timeout, and the job goes on."""
     job = start_job("tests/resilience/slow_destroy.py")
     job.until_step(12)
-    job.kill(VICTIM)
-    job.until(lambda: VICTIM in job.reap(), "the killed rank to be gone")
-    job.start(VICTIM)
+    job.replace(VICTIM)
     assert set(job.until_over().values()) == {0}, job.tell()
     assert results(job) == twin
     torn = [e["t_s"] for e in job.events("torn_down", 0)]
@@ -144,9 +142,7 @@ def test_what_another_job_has_left_in_the_store_ends_nobody(
         client.set(FINISHED_KEY, str(told).encode())
     job = start_job()
     job.until_step(15)
-    job.kill(VICTIM)
-    job.until(lambda: VICTIM in job.reap(), "the killed rank to be gone")
-    job.start(VICTIM)
+    job.replace(VICTIM)
     assert set(job.until_over().values()) == {0}, job.tell()
     assert results(job) == twin
 
@@ -185,9 +181,7 @@ def test_a_job_over_torchs_own_store_recovers_as_well(
     try:
         job.start()
         job.until_step(15)
-        job.kill(VICTIM)
-        job.until(lambda: VICTIM in job.reap(), "the killed rank to be gone")
-        job.start(VICTIM)
+        job.replace(VICTIM)
         assert set(job.until_over().values()) == {0}, job.tell()
         assert results(job) == twin
         assert max(e["generation"] for e in job.events("group_ready")) >= 2

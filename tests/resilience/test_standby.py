@@ -154,6 +154,14 @@ def test_a_rank_with_the_last_word_is_not_taken_over(start: Start, status: int) 
     assert len(running.told()) == 1
 
 
+def test_a_rank_that_its_own_timer_ended_is_not_taken_over(start: Start) -> None:
+    """It had given up and could not leave by itself: to the scheduler the circuit is open."""
+    running = start()
+    os.kill(running.rank(0)["pid"], signal.SIGALRM)
+    assert running.ended() == (75, "")
+    assert len(running.told()) == 1
+
+
 def test_takeovers_in_a_row_are_bounded(start: Start) -> None:
     """A rank that cannot live is given up after --restarts, with its own status."""
     running = start("--restarts", "2", script=TELLS + "sys.exit(3)")
