@@ -2,12 +2,12 @@
 SHELL := /bin/sh
 PYTEST := .venv/bin/python -m pytest
 
-.PHONY: demo test check scenarios nightly setup clean
+.PHONY: demo test check scenarios nightly setup engine clean
 
 demo: setup
 	@$(PYTEST) -q scenarios/test_packet_loss.py scenarios/test_hard_disconnect.py scenarios/test_kill_during_save.py
 
-test: setup check
+test: setup engine check
 	@$(PYTEST) tests
 	@$(PYTEST) scenarios
 
@@ -20,12 +20,16 @@ check: setup
 scenarios: setup
 	@$(PYTEST) scenarios
 
-nightly: setup
+nightly: setup engine
 	@$(PYTEST) --nightly tests
 	@$(PYTEST) --nightly --chaos-repeat=5 scenarios
+	@$(PYTEST) --chaos-repeat=20 scenarios/test_kill_during_save.py
 
 setup:
 	@tools/setup
+
+engine:
+	@tools/engine
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis reports/2*

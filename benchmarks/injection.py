@@ -12,7 +12,7 @@ import statistics
 import time
 from typing import Any
 
-from chaoslab.cluster.namespaces import Cluster, Server, start_cluster
+from chaoslab.cluster.namespaces import NamespacesCluster, Server, start_cluster
 
 REPEATS = 50
 FAULTS: dict[str, dict[str, Any]] = {
@@ -29,7 +29,7 @@ FAULTS: dict[str, dict[str, Any]] = {
 }
 
 
-async def one(cluster: Cluster, fault: dict[str, Any], number: int) -> float:
+async def one(cluster: NamespacesCluster, fault: dict[str, Any], number: int) -> float:
     """Inject, wait for the effect, heal. Returns seconds from the request to the effect seen."""
     fault_id, peer = f"f{number}", [cluster.addresses[1]]
     wire = fault if fault["kind"] == "link_down" else {"peers": [], "ports": [], **fault}
@@ -72,7 +72,7 @@ async def main() -> None:
         server.close()
 
 
-async def measure(cluster: Cluster) -> None:
+async def measure(cluster: NamespacesCluster) -> None:
     """Time every fault that this kernel has."""
     answer = await cluster.ask_agent(0, "probe", limit_s=30)
     netem = answer["capabilities"]["netem"]

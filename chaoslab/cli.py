@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
 import sys
 from pathlib import Path
 
 import chaoslab
 from chaoslab.cluster.scratch import sweep
+from chaoslab.errors import NotAvailable
 from chaoslab.resilience import store_command
 
 _WHAT = "Break a distributed PyTorch job on purpose, measure how it recovers, judge it by bounds."
@@ -30,8 +33,23 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def _cleanup(reports: Path) -> int:
-    removed = sweep(reports)
-    for path in removed:
-        sys.stdout.write(f"removed {path}\n")
+    removed = [str(path) for path in sweep(reports)] + _cleanup_engine()
+    for what in removed:
+        sys.stdout.write(f"removed {what}\n")
     sys.stdout.write(f"{len(removed)} removed\n" if removed else "nothing was left behind\n")
     return 0
+
+
+def _cleanup_engine() -> list[str]:
+    """Remove what is left on a Docker engine, where there is one."""
+    from chaoslab.cluster.containers import leftovers  # noqa: PLC0415  the SDK takes its time
+    from chaoslab.cluster.containers.engine import Engine  # noqa: PLC0415  as above
+
+    try:
+        engine = Engine()
+    except NotAvailable as problem:
+        if os.environ.get("DOCKER_HOST"):
+            sys.stderr.write(f"{problem}\n")
+        return []
+    with contextlib.closing(engine):
+        return leftovers.sweep(engine)

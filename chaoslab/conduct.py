@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from chaoslab.cluster.namespaces import Cluster, Server, start_cluster
+from chaoslab.backends import Backend, Listeners, Wanted
+from chaoslab.cluster.interface import Cluster, Inside
 from chaoslab.cluster.scratch import Scratch
 from chaoslab.errors import HarnessError, NotAvailable
 from chaoslab.feed import Feed
@@ -49,31 +50,30 @@ class Execution:
     owner: tuple[int, int] | None
 
 
-async def execute(execution: Execution, server: Server, scratch: Scratch) -> History:
+async def execute(execution: Execution, backend: Backend, scratch: Scratch) -> History:
     """Execute the job once. Returns its history.
 
     Raises: NotAvailable when a node lacks what a fault needs; HarnessError when the harness
     itself fails. Neither says anything about the job.
     """
-    problem = await server.wait_ready()
-    if problem is not None and execution.job.warm:
-        raise NotAvailable(f"warm ranks cannot be had: {problem}; or set Job(warm=False)")
     with contextlib.closing(Feed(scratch.history)) as feed:
-        await _with_cluster(execution, server, scratch, feed)
+        conductor = _Conductor(execution, feed, scratch)
+        listeners = Listeners(
+            on_exit=conductor.process_exited,
+            on_agent_event=conductor.agent_event,
+            on_cut=conductor.file_cut,
+        )
+        wanted = Wanted(
+            job=execution.job,
+            script=execution.script,
+            cwd=execution.cwd,
+            owner=execution.owner,
+            scratch=scratch,
+        )
+        conductor.make_places()
+        async with backend.up(wanted, listeners) as up:
+            await conductor.conduct(up.cluster, up.inside)
         return feed.history
-
-
-async def _with_cluster(execution: Execution, server: Server, scratch: Scratch, feed: Feed) -> None:
-    conductor = _Conductor(execution, feed, scratch)
-    async with start_cluster(
-        server,
-        run_id=execution.run_id,
-        nodes=execution.job.nodes,
-        owner=execution.owner,
-        on_exit=conductor.process_exited,
-        on_agent_event=conductor.agent_event,
-    ) as cluster:
-        await conductor.conduct(cluster)
 
 
 class _Conductor:
@@ -97,12 +97,26 @@ class _Conductor:
             fields = {name: value for name, value in event.items() if name not in ("event", "t_s")}
             self._feed.note(kind, node=node, t_s=event["t_s"], **fields)
 
-    async def conduct(self, cluster: Cluster) -> None:
+    def file_cut(self, node: int, name: str, limit_bytes: int) -> None:
+        """Note that the rest of a file was not passed on."""
+        kind = "events_cut" if name.endswith(".jsonl") else "log_cut"
+        self._feed.note(kind, node=node, name=name, limit_bytes=limit_bytes)
+
+    def make_places(self) -> None:
+        """Make the directories that take what the nodes' processes print and write."""
+        for node in range(self._execution.job.nodes):
+            directory = self._scratch.nodes / str(node)
+            directory.mkdir()
+            directory.chmod(0o755)
+            if self._execution.owner is not None:
+                os.chown(directory, *self._execution.owner)
+
+    async def conduct(self, cluster: Cluster, inside: Inside) -> None:
         """Play the whole execution on a cluster that is up."""
         await self._check_capabilities(cluster)
         await self._check_pristine(cluster, "before")
         self._feed.note("nodes_ready", nodes=cluster.nodes, addresses=list(cluster.addresses))
-        ranks = self._ranks = self._make_ranks(cluster)
+        ranks = self._ranks = self._make_ranks(cluster, inside)
         tail = asyncio.get_running_loop().create_task(ranks.tail.run())
         injectors = self._make_injectors(cluster, ranks)
         tasks = [asyncio.get_running_loop().create_task(one.run()) for one in injectors]
@@ -162,27 +176,13 @@ class _Conductor:
         targets = [injection.on for injection in self._execution.schedule]
         return {target.node for target in targets if isinstance(target, AgentTarget)}
 
-    def _make_ranks(self, cluster: Cluster) -> Ranks:
-        execution, scratch = self._execution, self._scratch
-        for node in range(cluster.nodes):
-            directory = scratch.nodes / str(node)
-            directory.mkdir()
-            directory.chmod(0o755)
-            if execution.owner is not None:
-                os.chown(directory, *execution.owner)
-        places = Places(
-            nodes=scratch.nodes,
-            checkpoints=scratch.checkpoints,
-            temporary=scratch.temporary,
-            interface=cluster.interface,
-            addresses=cluster.addresses,
-        )
+    def _make_ranks(self, cluster: Cluster, inside: Inside) -> Ranks:
+        execution = self._execution
         return Ranks(
             job=execution.job,
-            script=execution.script,
-            cwd=execution.cwd,
-            places=places,
+            places=Places(nodes=self._scratch.nodes),
             cluster=cluster,
+            inside=inside,
             feed=self._feed,
             holds=holds_of(execution.schedule),
             may_end=self._targets(),

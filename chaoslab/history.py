@@ -21,12 +21,13 @@ RANK_KINDS: Final = frozenset(
         "rank_started", "group_ready", "step", "save_begun", "save_committed", "failure_seen",
         "torn_down", "backoff", "health_checked", "restored", "circuit_opened", "alarm",
         "snapshot_written", "rank_exited", "held", "hold_expired", "result", "events_lost",
-        "save_failed", "exit_alone", "store_load", "attempt",
+        "save_failed", "exit_alone", "store_load", "attempt", "gathered",
     }
 )  # fmt: skip
 """Kinds that a rank writes. result: digests of the final state; held: stopped at a hold point.
 
-attempt: one try to connect again after a failure; what ("store" or "peers"), ok (if it is known).
+gathered: all ranks have met at the store, and connect now. attempt: one try to connect again after
+a failure; what ("store" or "peers"), ok (if it is known).
 """
 
 HARNESS_KINDS: Final = frozenset(

@@ -46,6 +46,10 @@ def replay_command(options: Options) -> str:
         file = _from_here(Path(root) / file)
     parts = [_from_here(Path(sys.executable)), "-m", "pytest", f"{file}{colons}{rest}"]
     parts.append(f"--chaos-seed={options.seed}")
+    if options.backend != Options().backend:
+        parts.append(f"--chaos-backend={options.backend}")
+    if options.image:
+        parts.append(f"--chaos-image={options.image}")
     if options.kernel != "auto":
         parts.append(f"--chaos-kernel={options.kernel}")
     if options.reports != Options().reports:

@@ -10,7 +10,7 @@ from typing import Final
 
 from chaoslab.errors import InvalidScenario
 
-BACKENDS: Final = ("namespaces",)
+BACKENDS: Final = ("namespaces", "docker")
 KERNELS: Final = ("auto", "host", "uml")
 
 
@@ -18,12 +18,14 @@ KERNELS: Final = ("auto", "host", "uml")
 class Options:
     """How to run scenarios.
 
-    backend: what a node is. kernel: auto, host or uml. seed: draws `one_rank()` and
-    `ranks(k)`. reports: directory that each run's report goes to. repeat: runs of each
-    scenario; every one must pass.
+    backend: what a node is. image: of the training containers ("" for chaoslab's own where it is
+    built, else "host": this machine's files). kernel: auto, host or uml. seed: draws
+    `one_rank()` and `ranks(k)`. reports: directory that each run's report goes to. repeat: runs of
+    each scenario; every one must pass.
     """
 
     backend: str = "namespaces"
+    image: str = ""
     kernel: str = "auto"
     seed: int = 0
     reports: Path = Path("reports")

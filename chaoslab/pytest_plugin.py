@@ -34,6 +34,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("chaoslab", "breaking distributed jobs")
     group.addoption("--chaos-backend", choices=BACKENDS, help="what a node is")
     group.addoption(
+        "--chaos-image",
+        metavar="NAME",
+        help="image of the training containers; host: this machine's own files",
+    )
+    group.addoption(
         "--chaos-kernel",
         choices=KERNELS,
         help="where netem comes from: host, uml (user-mode Linux), or auto (uml where need be)",
@@ -49,7 +54,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "markers", "netem(needed=True): whether the test needs netem (chaoslab picks the kernel)"
     )
     saved: dict[str, str | None] = {}
-    for name in ("backend", "kernel", "seed", "reports", "repeat"):
+    for name in ("backend", "image", "kernel", "seed", "reports", "repeat"):
         value = config.getoption(f"chaos_{name}")
         if value is not None:
             variable = f"CHAOS_{name.upper()}"

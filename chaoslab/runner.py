@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Final
 
 from chaoslab import bounds, naming, versions
+from chaoslab.cluster.containers import leftovers
 from chaoslab.cluster.scratch import Scratch, scratch_directory, scratch_root, sweep
 from chaoslab.conduct import Execution, execute
 from chaoslab.errors import (
@@ -54,6 +55,8 @@ def run(scenario: Scenario, *, options: Options | None = None) -> Report:
     expectation(scenario, chosen)  # refuses what no run could be judged by
     _check_machine(scenario, chosen)
     sweep(chosen.reports)
+    if chosen.backend == "docker":
+        leftovers.sweep(SESSION.engine())
     reports = []
     try:
         for _ in range(chosen.repeat):
@@ -68,7 +71,9 @@ def run(scenario: Scenario, *, options: Options | None = None) -> Report:
 
 def _check_machine(scenario: Scenario, options: Options) -> None:
     """Refuse now what would be refused at the end of a run. Raises: NotAvailable."""
-    if "netem" in scenario.needs and not SESSION.netem.available:
+    # On Docker it is the engine's kernel that counts: the agent is asked before the job starts.
+    own_kernel = options.backend == "namespaces"
+    if own_kernel and "netem" in scenario.needs and not SESSION.netem.available:
         raise NeedsNetem(
             f"this scenario needs netem: {SESSION.netem.reason} (or, for pytest, with "
             "--chaos-kernel=auto and the test marked @pytest.mark.netem)"
@@ -122,7 +127,7 @@ def _executed(scenario: Scenario, options: Options, script: Path, scratch: Scrat
         seed=options.seed,
         owner=_owner(script),
     )
-    return asyncio.run(execute(execution, SESSION.server(), scratch))
+    return asyncio.run(execute(execution, SESSION.backend(options), scratch))
 
 
 @contextlib.contextmanager
@@ -160,7 +165,7 @@ def _record_kept(options: Options, scratch: Scratch) -> Iterator[None]:
 
 def _twin(scenario: Scenario, options: Options, script: Path) -> tuple[str, History]:
     """Give the history of the same job without faults, run once per session and job."""
-    key = twin_key(scenario.job, script)
+    key = twin_key(scenario.job, script, options)
     if key in SESSION.twins:
         source, twin = SESSION.twins[key]
         return f"cached from {source}", twin

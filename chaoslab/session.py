@@ -7,15 +7,15 @@ import functools
 import hashlib
 import json
 from pathlib import Path
-from typing import Final
 
+from chaoslab.backends import PRELOAD, Backend, Docker, Namespaces
+from chaoslab.cluster.containers.engine import Engine
 from chaoslab.cluster.guardian import Guardian
 from chaoslab.cluster.namespaces import Server
 from chaoslab.history import History
 from chaoslab.kernel import Availability, host_has_netem
+from chaoslab.options import Options
 from chaoslab.scenario import Job
-
-_PRELOAD: Final = "chaoslab.resilience.preload:warm"
 
 
 class Session:
@@ -24,6 +24,7 @@ class Session:
     def __init__(self) -> None:
         self._server: Server | None = None
         self._guardian: Guardian | None = None
+        self._engine: Engine | None = None
         self.twins: dict[str, tuple[str, History]] = {}
         self.reports: list[object] = []
 
@@ -33,9 +34,22 @@ class Session:
             self._server.close()
             self._server = None
         if self._server is None:
-            self._server = Server(_PRELOAD)
+            self._server = Server(PRELOAD)
             atexit.register(self.close)
         return self._server
+
+    def backend(self, options: Options) -> Backend:
+        """Give the backend that the options name. Raises: NotAvailable."""
+        if options.backend == "docker":
+            return Docker(self.engine(), image=options.image)
+        return Namespaces(self.server())
+
+    def engine(self) -> Engine:
+        """Give the connection to the Docker engine, made if need be. Raises: NotAvailable."""
+        if self._engine is None:
+            self._engine = Engine()
+            atexit.register(self.close)
+        return self._engine
 
     @functools.cached_property
     def netem(self) -> Availability:
@@ -57,11 +71,19 @@ class Session:
         server, self._server = self._server, None
         if server is not None:
             server.close()
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
 
 
-def twin_key(job: Job, script: Path) -> str:
-    """Name what a twin's result depends on: the job and its script, not the restart policy."""
+def twin_key(job: Job, script: Path, options: Options) -> str:
+    """Name what a twin's result depends on: the job, its script and where it runs.
+
+    Not the restart policy.
+    """
     parts = {
+        "backend": options.backend,
+        "image": options.image,
         "script": hashlib.sha256(script.read_bytes()).hexdigest(),
         "path": str(script),
         "nodes": job.nodes,

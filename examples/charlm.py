@@ -17,6 +17,7 @@ import time
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import nn
 from torch.nn import functional
@@ -122,6 +123,7 @@ class CharacterTask:
         )
         torch.manual_seed(self.options.seed * 1000 + self.rank)
         random.seed(self.options.seed * 1000 + self.rank)
+        np.random.seed(self.options.seed * 1000 + self.rank)  # noqa: NPY002  it is saved, too
         self.sample_order = ""
 
     def attach(self) -> None:
@@ -134,6 +136,8 @@ class CharacterTask:
 
     def detach(self) -> None:
         """Drop DDP."""
+        if self.ddp is not None:
+            time.sleep(self.options.detach_floor_s)
         self.ddp = None
 
     def step(self, step: int) -> float:
@@ -200,6 +204,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--batch-size", type=int, default=2, help="samples per rank and step")
     parser.add_argument("--step-floor-s", type=float, default=0.0, help="no step is shorter")
     parser.add_argument("--restore-floor-s", type=float, default=0.0, help="no restore is shorter")
+    parser.add_argument("--detach-floor-s", type=float, default=0.0, help="no teardown is shorter")
     parser.add_argument("--timeout-s", type=float, default=5.0, help="of each collective")
     parser.add_argument(
         "--patience-s", type=float, default=20.0, help="wait for absent ranks until giving up"

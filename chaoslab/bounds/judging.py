@@ -84,6 +84,7 @@ _DOUBTFUL = {
     "agent_failed": "the agent of {who} could not undo a fault by itself",
     "hold_expired": "{who} was held for a fault and let go before the fault came",
     "gave_up": "the job was still there after {limit_s} s, and the run was given up",
+    "events_cut": "a rank on {who} wrote more events than are passed on: the rest is missing",
     "not_pristine": "{who} was not in a known good state: {differences}",
 }
 

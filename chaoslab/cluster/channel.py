@@ -12,7 +12,7 @@ from typing import Any
 
 from chaoslab.errors import HarnessError
 
-_LINE_LIMIT_BYTES = 1 << 24
+LINE_LIMIT_BYTES = 1 << 24
 _CLOSE_LIMIT_S = 5.0
 
 
@@ -106,5 +106,5 @@ async def open_channel(
 ) -> Channel:
     """Make a channel of a connected socket. name: for messages, such as "agent of node 2"."""
     end.setblocking(False)  # noqa: FBT003  the socket module has no keyword for it
-    reader, writer = await asyncio.open_connection(sock=end, limit=_LINE_LIMIT_BYTES)
+    reader, writer = await asyncio.open_connection(sock=end, limit=LINE_LIMIT_BYTES)
     return Channel(name, reader, writer, on_event)

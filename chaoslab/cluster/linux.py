@@ -30,6 +30,7 @@ _LAST_POSSIBLE_CAP: Final = 63
 _CAPABILITY_VERSION_3: Final = 0x20080522
 """Source: include/uapi/linux/capability.h."""
 
+_PR_SET_DUMPABLE: Final = 4
 _PR_CAPBSET_DROP: Final = 24
 _PR_SET_NO_NEW_PRIVS: Final = 38
 _PR_CAP_AMBIENT: Final = 47
@@ -85,6 +86,11 @@ def keep_capabilities(
     data = struct.pack("=6I", low, low, 0, high, high, 0)
     _checked(_libc.capset(header, data), "capset")
     _checked(_libc.prctl(_PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl(PR_SET_NO_NEW_PRIVS)")
+
+
+def set_dumpable(dumpable: bool) -> None:  # noqa: FBT001
+    """Let other processes of this user look into this one, or not. Source: prctl(2)."""
+    _libc.prctl(_PR_SET_DUMPABLE, int(dumpable), 0, 0, 0)
 
 
 def map_root_to_me(uid: int, gid: int) -> None:

@@ -16,13 +16,14 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Sequence
+from pathlib import Path
 from typing import Any, Final
 
-from chaoslab.cluster import linux, subnet
+from chaoslab.cluster import interface, linux, subnet
 from chaoslab.cluster.channel import Channel, open_channel
 from chaoslab.cluster.plumbing import NODE_INTERFACE
 from chaoslab.cluster.spawn import Start
-from chaoslab.errors import AgentError, ClusterError, HarnessError
+from chaoslab.errors import ClusterError, HarnessError
 
 _ANSWER_LIMIT_S: Final = 20.0
 _PRELOAD_LIMIT_S: Final = 120.0
@@ -112,11 +113,8 @@ class Server:
         return self._process.poll() is None
 
 
-class Cluster:
-    """A run's nodes, up and wired. Node numbers 0..nodes-1; the store's node comes last.
-
-    addresses: IPv4 address of each node, the store's last.
-    """
+class NamespacesCluster:
+    """A run's nodes, up and wired; see chaoslab.cluster.interface.Cluster."""
 
     interface: Final = NODE_INTERFACE
 
@@ -139,6 +137,10 @@ class Cluster:
         """Give the number of the node that hosts the store."""
         return self.nodes
 
+    def clock_offset_s(self, node: int) -> float:  # noqa: ARG002  one clock for all of them
+        """Give 0: the nodes are on this machine."""
+        return 0.0
+
     async def gone(self) -> None:
         """Wait until the lab has ended, which it does only when it is killed.
 
@@ -156,7 +158,8 @@ class Cluster:
         mode: str,
         env: dict[str, str],
         cwd: str,
-        log: str,
+        log: Path,
+        events: Path | None,  # noqa: ARG002  it is written to directly
     ) -> tuple[int, float]:
         """Start a process in a node (see chaoslab.cluster.spawn.Start for the fields).
 
@@ -165,7 +168,15 @@ class Cluster:
         """
         uid, gid = self._owner or (None, None)
         start = Start(
-            key=key, node=node, mode=mode, argv=argv, env=env, cwd=cwd, log=log, uid=uid, gid=gid
+            key=key,
+            node=node,
+            mode=mode,
+            argv=argv,
+            env=env,
+            cwd=cwd,
+            log=str(log),
+            uid=uid,
+            gid=gid,
         )
         answer = await self._ask("spawn", start=vars(start))
         return int(answer["pid"]), float(answer["t_s"])
@@ -194,6 +205,10 @@ class Cluster:
         """List the run's processes: pid, key (None for an orphan), state, command, node."""
         return (await self._ask("processes"))["processes"]  # type: ignore[no-any-return]
 
+    async def touch(self, node: int, path: Path) -> None:  # noqa: ARG002  one file system
+        """Make an empty file in a node."""
+        await asyncio.to_thread(path.touch)
+
     async def _ask(self, op: str, **fields: Any) -> dict[str, Any]:
         answer = await self._lab.request(op, limit_s=_ANSWER_LIMIT_S, **fields)
         if not answer["ok"]:
@@ -204,13 +219,7 @@ class Cluster:
         self, node: int, op: str, *, limit_s: float, **fields: Any
     ) -> dict[str, Any]:
         """Ask a node's agent. Raises: AgentError when it refuses or does not answer."""
-        try:
-            answer = await self.agents[node].request(op, limit_s=limit_s, **fields)
-        except HarnessError as problem:
-            raise AgentError(str(problem)) from problem
-        if not answer["ok"]:
-            raise AgentError(f"agent of node {node}: {op}: {answer['error']['message']}")
-        return answer
+        return await interface.ask(self.agents[node], node, op, limit_s=limit_s, **fields)
 
 
 @contextlib.asynccontextmanager
@@ -222,7 +231,7 @@ async def start_cluster(
     owner: tuple[int, int] | None,
     on_exit: Callable[[dict[str, Any]], None],
     on_agent_event: Callable[[int, dict[str, Any]], None],
-) -> AsyncIterator[Cluster]:
+) -> AsyncIterator[NamespacesCluster]:
     """Bring up `nodes` nodes and the store's; take everything down at the end.
 
     owner: uid and gid of the processes (None: the harness's own). on_exit: called with each process
@@ -246,14 +255,14 @@ async def start_cluster(
     born: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
     lab = await open_channel("the lab", control, on_exit)
     lab.expect(0, born)
-    cluster = Cluster(nodes=nodes, addresses=addresses, lab=lab, owner=owner)
+    cluster = NamespacesCluster(nodes=nodes, addresses=addresses, lab=lab, owner=owner)
     try:
         for index, (ours, _) in enumerate(ends):
             name = f"agent of node {index}"
             handler = _for_node(index, on_agent_event)
             cluster.agents.append(await open_channel(name, ours, handler))
         await _wait_born(born, server)
-        await _set_up(cluster)
+        await interface.set_up(cluster, prefix_length=subnet.PREFIX_LENGTH, limit_s=_ANSWER_LIMIT_S)
         yield cluster
     finally:
         with contextlib.suppress(HarnessError):  # it was killed: nothing is left to close
@@ -298,19 +307,3 @@ def _why_no_lab(server: Server) -> str:
         )
     kernel, reason = platform.release(), said or "no reason given"
     return f"the lab could not be started on Linux {kernel}: {reason}{hint}"
-
-
-async def _set_up(cluster: Cluster) -> None:
-    """Give every node its address, all at once."""
-    requests = [
-        cluster.ask_agent(
-            index,
-            "setup",
-            limit_s=_ANSWER_LIMIT_S,
-            interface=NODE_INTERFACE,
-            address=address,
-            prefix_length=subnet.PREFIX_LENGTH,
-        )
-        for index, address in enumerate(cluster.addresses)
-    ]
-    await asyncio.gather(*requests)

@@ -77,14 +77,7 @@ def _preload(name: str | None) -> str | None:
     """Import what agents and ranks need. Returns why the ranks' part failed, if it did."""
     importlib.import_module("pyroute2")
     importlib.import_module("chaoslab.agent")
-    if name is None:
-        return "no preload was asked for"
-    module, _, function = name.partition(":")
-    try:
-        getattr(importlib.import_module(module), function)()
-    except Exception as problem:  # noqa: BLE001  ranks then start as fresh processes
-        return f"{name}: {type(problem).__name__}: {problem}"
-    return None
+    return spawn.preloaded(name)
 
 
 def _reap() -> None:

@@ -6,6 +6,7 @@ import atexit
 import contextlib
 import dataclasses
 import gc
+import importlib
 import os
 import runpy
 import signal
@@ -41,6 +42,18 @@ class Start:
     gid: int | None = None
 
 
+def preloaded(name: str | None) -> str | None:
+    """Call MODULE:FUNCTION, which imports what ranks need. Returns why it failed, if it did."""
+    if name is None:
+        return "no preload was asked for"
+    module, _, function = name.partition(":")
+    try:
+        getattr(importlib.import_module(module), function)()
+    except Exception as problem:  # noqa: BLE001  ranks then start as fresh processes
+        return f"{name}: {type(problem).__name__}: {problem}"
+    return None
+
+
 def fork_child(body: Callable[[], int], close: Iterable[int]) -> int:
     """Fork; the child closes these descriptors, runs `body` and exits with what it returns.
 
@@ -67,15 +80,19 @@ def fork_child(body: Callable[[], int], close: Iterable[int]) -> int:
         os._exit(status)
 
 
-def become(start: Start, netns_fd: int, *, told: int) -> int:
+def become(
+    start: Start, *, told: int, netns_fd: int | None = None, output_fd: int | None = None
+) -> int:
     """Turn this fork into the wanted process. Returns the exit status of a forked script.
 
+    netns_fd: the network namespace to join. output_fd: takes what it prints, in place of its log.
     told: pipe that takes what went wrong before the program began, and is closed when it begins.
     """
     try:
         os.setsid()
-        linux.setns(netns_fd, linux.CLONE_NEWNET)
-        _redirect(start.log)
+        if netns_fd is not None:
+            linux.setns(netns_fd, linux.CLONE_NEWNET)
+        _redirect(_open_log(start.log) if output_fd is None else output_fd)
         linux.keep_capabilities((), uid=start.uid, gid=start.gid)
         os.chdir(start.cwd)
         if start.mode == "exec":
@@ -132,8 +149,11 @@ def _reset_signals() -> None:
     signal.pthread_sigmask(signal.SIG_SETMASK, [])
 
 
-def _redirect(log: str) -> None:
-    fd = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+def _open_log(log: str) -> int:
+    return os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+
+
+def _redirect(fd: int) -> None:
     null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
     os.dup2(null, 0)
     os.dup2(fd, 1)

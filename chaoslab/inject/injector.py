@@ -11,7 +11,7 @@ import time
 from typing import Any, Final
 
 from chaoslab import faults, schedule
-from chaoslab.cluster.namespaces import Cluster
+from chaoslab.cluster.interface import Cluster
 from chaoslab.errors import AgentError
 from chaoslab.feed import Feed
 from chaoslab.history import Event
@@ -92,7 +92,7 @@ class Injector:
         await self._prove(hit)
         if isinstance(self._injection.fault, faults.Stop) and not self._injection.fault.is_window:
             self._ranks.give_up(self._placement.ranks)
-        self._release(moment)
+        await self._release(moment)
 
     async def _hit_processes(self) -> processes.Hit:
         return await processes.hit(
@@ -153,10 +153,10 @@ class Injector:
         except AgentError as problem:
             return {"effective": False, "missing": str(problem)}
 
-    def _release(self, moment: Event) -> None:
+    async def _release(self, moment: Event) -> None:
         """Let a rank go on that is held in a save and was not killed there."""
         if moment.kind == "held" and moment.rank is not None:
-            self._ranks.release(moment.rank)
+            await self._ranks.release(moment.rank)
 
     async def settle(self) -> None:
         """Let an injection that has begun come to its end. Raises what it raises."""

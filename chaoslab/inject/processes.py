@@ -13,7 +13,7 @@ import time
 from typing import Any, Final
 
 from chaoslab import faults
-from chaoslab.cluster.namespaces import Cluster
+from chaoslab.cluster.interface import Cluster
 from chaoslab.errors import HarnessError
 from chaoslab.feed import Feed
 from chaoslab.inject.placement import Placement

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
+from chaoslab.cluster.interface import Cluster, Inside
 from chaoslab.scenario import Job
 
 STORE_PORT: Final = 29400
@@ -19,18 +20,12 @@ _HIDDEN: Final = frozenset({"RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Places:
-    """Where a run's ranks find things.
+    """Where the harness has what the nodes' processes print and write.
 
-    nodes: directory that holds one directory per node. checkpoints: shared storage.
-    temporary: the ranks' TMPDIR. interface: name of a node's interface. addresses: of the
-    nodes, the store's last.
+    nodes: directory that holds one directory per node.
     """
 
     nodes: Path
-    checkpoints: Path
-    temporary: Path
-    interface: str
-    addresses: tuple[str, ...]
 
     def events(self, rank: int, node: int, incarnation: int) -> Path:
         """Give the event file of one incarnation of a rank."""
@@ -45,23 +40,29 @@ class Places:
         """Give the file that takes the store's standard output and error."""
         return self.nodes / "store.log"
 
-    @property
-    def store_address(self) -> str:
-        """Give the store's address and port."""
-        return f"{self.addresses[-1]}:{STORE_PORT}"
 
-
-def inherited_environment() -> dict[str, str]:
-    """Give the harness's own environment, less what would mislead a rank."""
+def inheritable(environment: Mapping[str, str]) -> dict[str, str]:
+    """Give what of an environment a rank inherits: not what would mislead it."""
     return {
         name: value
-        for name, value in os.environ.items()
+        for name, value in environment.items()
         if name not in _HIDDEN and not name.startswith(_HIDDEN_PREFIXES)
     }
 
 
+def store_address(cluster: Cluster) -> str:
+    """Give the address and port of the rendezvous store."""
+    return f"{cluster.addresses[-1]}:{STORE_PORT}"
+
+
 def rank_environment(
-    job: Job, places: Places, *, rank: int, incarnation: int, holds: list[dict[str, Any]]
+    job: Job,
+    cluster: Cluster,
+    inside: Inside,
+    *,
+    rank: int,
+    incarnation: int,
+    holds: list[dict[str, Any]],
 ) -> dict[str, str]:
     """Give the environment of one incarnation of a rank.
 
@@ -73,21 +74,21 @@ def rank_environment(
         "WORLD_SIZE": job.world_size,
         "LOCAL_RANK": rank % job.ranks_per_node,
         "LOCAL_WORLD_SIZE": job.ranks_per_node,
-        "MASTER_ADDR": places.addresses[0],
+        "MASTER_ADDR": cluster.addresses[0],
         "MASTER_PORT": STORE_PORT + 1,
-        "GLOO_SOCKET_IFNAME": places.interface,
+        "GLOO_SOCKET_IFNAME": cluster.interface,
         "OMP_NUM_THREADS": 1,
         "PYTHONHASHSEED": 0,
         "PYTHONUNBUFFERED": 1,
-        "TMPDIR": places.temporary,
-        "TORCHINDUCTOR_CACHE_DIR": places.temporary,
+        "TMPDIR": inside.temporary,
+        "TORCHINDUCTOR_CACHE_DIR": inside.temporary,
         "CHAOSLAB_NODE": node,
         "CHAOSLAB_INCARNATION": incarnation,
-        "CHAOSLAB_EVENTS": places.events(rank, node, incarnation),
-        "CHAOSLAB_STORE": places.store_address,
-        "CHAOSLAB_CHECKPOINTS": places.checkpoints,
+        "CHAOSLAB_EVENTS": Places(nodes=inside.nodes).events(rank, node, incarnation),
+        "CHAOSLAB_STORE": store_address(cluster),
+        "CHAOSLAB_CHECKPOINTS": inside.checkpoints,
     }
     if holds and incarnation == 0:
         own["CHAOSLAB_HOLD"] = json.dumps(holds)
     text = {name: str(value) for name, value in own.items()}
-    return inherited_environment() | text | dict(job.env)
+    return inheritable(inside.environment) | text | dict(job.env)

@@ -4,44 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import importlib.util
-import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
+from chaoslab.cluster.interface import Cluster, Inside
 from chaoslab.errors import HarnessError
 from chaoslab.feed import Feed
-from chaoslab.job.environment import Places, inherited_environment, rank_environment
+from chaoslab.job.environment import Places, inheritable, rank_environment, store_address
 from chaoslab.job.tail import Tail
 from chaoslab.measure import CIRCUIT_OPEN_STATUS
 from chaoslab.scenario import Job
 
 STORE_KEY: Final = "store"
-_STORE_MODULE: Final = "chaoslab.resilience.store"
+_STORE: Final = Path("resilience") / "store.py"
 _STORE_LIMIT_S: Final = 20.0
 _POLL_S: Final = 0.01
-
-
-class Spawns(Protocol):
-    """What a backend must offer to start a process in a node."""
-
-    @property
-    def store_node(self) -> int:
-        """Give the number of the store's node."""
-
-    async def start(
-        self,
-        key: str,
-        node: int,
-        argv: list[str],
-        *,
-        mode: str,
-        env: dict[str, str],
-        cwd: str,
-        log: str,
-    ) -> tuple[int, float]:
-        """Start a process. Returns its pid and when it started."""
 
 
 def rank_key(rank: int, incarnation: int) -> str:
@@ -64,20 +42,17 @@ class Ranks:
         self,
         *,
         job: Job,
-        script: Path,
-        cwd: Path,
         places: Places,
-        cluster: Spawns,
+        cluster: Cluster,
+        inside: Inside,
         feed: Feed,
         holds: dict[int, list[dict[str, Any]]],
         may_end: frozenset[str],
     ) -> None:
         """Take the job's parts. may_end: keys of agents, and the store's, that faults act on."""
         self._job = job
-        self._script = script
-        self._cwd = cwd
         self._places = places
-        self._cluster = cluster
+        self._cluster, self._inside = cluster, inside
         self._feed = feed
         self._holds = holds
         self._states = {rank: _State() for rank in range(job.world_size)}
@@ -95,15 +70,17 @@ class Ranks:
 
         Raises: HarnessError with what it printed when it does not.
         """
-        spec = importlib.util.find_spec(_STORE_MODULE)
-        if spec is None or spec.origin is None:
-            raise HarnessError(f"{_STORE_MODULE} is not installed beside the harness")
-        log = self._places.store_log
-        argv = [spec.origin, "--listen", self._places.store_address]
-        env = inherited_environment()
-        node = self._cluster.store_node
+        log, inside = self._places.store_log, self._inside
+        argv = [str(inside.package / _STORE), "--listen", store_address(self._cluster)]
         pid, t_s = await self._cluster.start(
-            STORE_KEY, node, argv, mode="fork", env=env, cwd=str(self._cwd), log=str(log)
+            STORE_KEY,
+            self._cluster.store_node,
+            argv,
+            mode="fork",
+            env=inheritable(inside.environment),
+            cwd=str(inside.package.parent),
+            log=log,
+            events=None,
         )
         self._feed.note("process_started", t_s=t_s, store=True, pid=pid, key=STORE_KEY)
         deadline_s = asyncio.get_running_loop().time() + _STORE_LIMIT_S
@@ -123,24 +100,30 @@ class Ranks:
     async def _start(self, rank: int) -> None:
         state, node = self._states[rank], self._job.node_of(rank)
         incarnation = state.incarnation
-        path = self._places.events(rank, node, incarnation)
-        self.tail.follow(path, rank=rank, node=node)
-        job = self._job
-        args = [str(self._script), "--steps", str(job.steps), "--seed", str(job.seed), *job.args]
-        argv = args if job.warm else [sys.executable, *args]
+        job, inside, path = self._job, self._inside, self._places.events(rank, node, incarnation)
+        offset_s = self._cluster.clock_offset_s(node)
+        self.tail.follow(path, rank=rank, node=node, offset_s=offset_s)
+        args = [str(inside.script), "--steps", str(job.steps), "--seed", str(job.seed), *job.args]
+        argv = args if job.warm else [inside.python, *args]
         env = rank_environment(
             job,
-            self._places,
+            self._cluster,
+            inside,
             rank=rank,
             incarnation=incarnation,
             holds=self._holds.get(rank, []),
         )
         state.running = True
         key = rank_key(rank, incarnation)
-        log = str(self._places.log(rank, node, incarnation))
-        mode = "fork" if job.warm else "exec"
         pid, t_s = await self._cluster.start(
-            key, node, argv, mode=mode, env=env, cwd=str(self._cwd), log=log
+            key,
+            node,
+            argv,
+            mode="fork" if job.warm else "exec",
+            env=env,
+            cwd=str(inside.cwd),
+            log=self._places.log(rank, node, incarnation),
+            events=path,
         )
         places = {"rank": rank, "node": node, "incarnation": incarnation}
         self._feed.note("process_started", t_s=t_s, pid=pid, key=key, **places)
@@ -229,11 +212,12 @@ class Ranks:
         state = self._states[rank]
         return rank_key(rank, state.incarnation) if state.running else None
 
-    def release(self, rank: int) -> None:
+    async def release(self, rank: int) -> None:
         """Let a rank go on that is held in a save (see chaoslab.probe)."""
         state, node = self._states[rank], self._job.node_of(rank)
-        events = self._places.events(rank, node, state.incarnation)
-        Path(f"{events}.release").touch()
+        inside = Places(nodes=self._inside.nodes)
+        events = inside.events(rank, node, state.incarnation)
+        await self._cluster.touch(node, events.with_name(f"{events.name}.release"))
 
     def running(self) -> list[int]:
         """List the ranks that have a running process."""

@@ -18,10 +18,11 @@ _MAX_EVENTS: Final = 500_000
 
 
 class EventFile:
-    """One rank's event file, read as it grows."""
+    """One rank's event file, read as it grows. offset_s: added to its times."""
 
-    def __init__(self, path: Path, *, rank: int, node: int) -> None:
+    def __init__(self, path: Path, *, rank: int, node: int, offset_s: float = 0.0) -> None:
         self.path = path
+        self._offset_s = offset_s
         self._rank = rank
         self._node = node
         self._fd = -1
@@ -68,16 +69,22 @@ class EventFile:
         if event.rank != self._rank or event.kind not in RANK_KINDS:
             self._malformed(line, "not an event of this rank", feed)
             return
-        feed.add(_placed(event, self._node))
+        feed.add(_placed(event, self._node, self._offset_s))
 
     def _malformed(self, line: bytes, problem: str, feed: Feed) -> None:
         excerpt = line[:200].decode("utf-8", errors="replace")
         feed.note("malformed", rank=self._rank, node=self._node, excerpt=excerpt, problem=problem)
 
     def close(self, feed: Feed) -> None:
-        """Read to the end; a line without its newline is a torn one, and said."""
-        while self.read_new(feed):
-            pass
+        """Read to the end; a line without its newline is a torn one, and said.
+
+        To the end as it is now: a child of the rank's may live on and write for ever.
+        """
+        self.read_new(feed)  # opens it, if that was not done
+        if self._fd >= 0:
+            end_bytes = os.fstat(self._fd).st_size
+            while os.lseek(self._fd, 0, os.SEEK_CUR) < end_bytes and self.read_new(feed):
+                pass
         if self._rest and not self._skipping:
             self._malformed(self._rest, "the last line was cut off", feed)
             self._rest = b""
@@ -87,11 +94,11 @@ class EventFile:
             self._fd = -1
 
 
-def _placed(event: Event, node: int) -> Event:
-    if event.node == node:
+def _placed(event: Event, node: int, offset_s: float) -> Event:
+    if event.node == node and not offset_s:
         return event
     return Event(
-        t_s=event.t_s,
+        t_s=event.t_s + offset_s,
         kind=event.kind,
         rank=event.rank,
         node=node,
@@ -107,9 +114,9 @@ class Tail:
         self._feed = feed
         self._files: dict[Path, EventFile] = {}
 
-    def follow(self, path: Path, *, rank: int, node: int) -> None:
-        """Follow one more file; it need not exist yet."""
-        self._files[path] = EventFile(path, rank=rank, node=node)
+    def follow(self, path: Path, *, rank: int, node: int, offset_s: float = 0.0) -> None:
+        """Follow one more file; it need not exist yet. offset_s: added to its times."""
+        self._files[path] = EventFile(path, rank=rank, node=node, offset_s=offset_s)
 
     def finish(self, path: Path) -> None:
         """Read a file to its end, its writer being gone, and follow it no more."""

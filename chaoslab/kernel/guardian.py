@@ -31,6 +31,8 @@ TICK_S = 2.0
 ASK_AGAIN_S = 0.2
 BUILD_S = 30.0
 ORDER_NAME = "order.json"
+GUEST_NAME = "guest"
+"""The kernel's own name; it writes its pid into a folder of that name."""
 SCRATCH_PREFIX = "/chaoslab-kernel-"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -39,8 +41,8 @@ PR_SET_CHILD_SUBREAPER = 36
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
-def kernels() -> dict[int, int]:
-    """Find the processes of user-mode kernels on this host, with their session.
+def sessions() -> dict[int, int]:
+    """Give every process of this host, with its session.
 
     linux.uml makes itself the leader of a session, so a session is a guest (Source: setsid in
     arch/um/os-Linux/main.c and process.c of Linux 6.1).
@@ -49,28 +51,69 @@ def kernels() -> dict[int, int]:
     for name in os.listdir("/proc"):  # noqa: PTH208  pathlib costs imports
         if name.isdigit():
             with contextlib.suppress(OSError):
-                session = os.getsid(int(name))
-                with open(f"/proc/{name}/comm") as file:  # noqa: PTH123
-                    if file.read().startswith("linux.uml"):
-                        found[int(name)] = session
+                found[int(name)] = os.getsid(int(name))
     return found
+
+
+def kill_session(session: int) -> bool:
+    """Kill what runs in a session; tell whether nothing does.
+
+    All of it, by no name: when a kernel is killed, the host lets go of the processes that it
+    traced, which carry its programs. They then run on as the host's own, under whatever name
+    (Linux 6.1 sets no PTRACE_O_EXITKILL: start_userspace of arch/um/os-Linux/skas/process.c).
+    """
+    left = [pid for pid, own in sessions().items() if own == session and runs(pid)]
+    for pid in left:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    return not left
 
 
 def sweep_abandoned() -> None:
     """Kill what guests of chaoslab left whose kernel and guardian were killed at once.
 
-    Two idle service processes of such a kernel live on, with its memory and its lines.
+    Two idle service processes of such a kernel live on, with its memory and its lines; they tell
+    what its session was.
     """
-    for pid, session in kernels().items():
-        if runs(session):
-            continue
-        with contextlib.suppress(OSError):
-            with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
-                words = file.read().split(b"\0")
-            folders = [word[8:] for word in words if word.startswith(b"uml_dir=")]
-            if folders and SCRATCH_PREFIX.encode() in folders[0]:
-                os.kill(pid, signal.SIGKILL)
-                shutil.rmtree(folders[0], ignore_errors=True)
+    for pid, session in sessions().items():
+        folder = None if runs(session) else folder_of(pid)
+        if folder is not None:
+            kill_session(session)
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def sweep_guest(folder: str, limit_s: float) -> bool:
+    """Kill all that is left of the guest of this folder; tell whether nothing is.
+
+    For a guest whose guardian was killed: its kernel, which dies of that, may still be about it.
+    """
+    try:
+        with open(f"{folder}/{GUEST_NAME}/pid") as file:  # noqa: PTH123
+            session = int(file.read())
+    except (OSError, ValueError):  # no kernel has started yet, or it has ended in order
+        found = {own for pid, own in sessions().items() if folder_of(pid) == folder}
+        session = found.pop() if found else 0
+    give_up_s = time.monotonic() + limit_s
+    while session and not kill_session(session):
+        if time.monotonic() > give_up_s:
+            return False
+        time.sleep(0.01)
+    shutil.rmtree(folder, ignore_errors=True)
+    return True
+
+
+def folder_of(pid: int) -> str | None:
+    """Give the scratch folder of a kernel's process; None when it is no guest of chaoslab."""
+    with contextlib.suppress(OSError):
+        with open(f"/proc/{pid}/comm") as file:  # noqa: PTH123
+            if not file.read().startswith("linux.uml"):
+                return None
+        with open(f"/proc/{pid}/cmdline", "rb") as file:  # noqa: PTH123
+            words = file.read().split(b"\0")
+        for word in words:
+            if word.startswith(b"uml_dir=") and SCRATCH_PREFIX.encode() in word:
+                return os.fsdecode(word[8:]).rstrip("/")
+    return None
 
 
 def runs(pid: int) -> bool:
@@ -96,11 +139,7 @@ def sweep(main: int) -> None:
         os.kill(main, signal.SIGKILL)
     give_up_s = time.monotonic() + 5
     while time.monotonic() < give_up_s:
-        left = [pid for pid, session in kernels().items() if session in (main, os.getsid(0))]
-        for pid in left:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        if not left:
+        if kill_session(main):
             return
         with contextlib.suppress(ChildProcessError):  # orphans come to this subreaper
             while os.waitpid(-1, os.WNOHANG)[0]:

@@ -15,7 +15,7 @@ from typing import IO
 
 from chaoslab.kernel import xstate
 from chaoslab.kernel.errors import KernelError
-from chaoslab.kernel.guardian import ORDER_NAME, SCRATCH_PREFIX, sweep_abandoned
+from chaoslab.kernel.guardian import GUEST_NAME, ORDER_NAME, SCRATCH_PREFIX, sweep_guest
 from chaoslab.kernel.uml import UmlParts
 
 LIMITS = ("RLIMIT_NOFILE", "RLIMIT_NPROC", "RLIMIT_STACK", "RLIMIT_CORE", "RLIMIT_FSIZE")
@@ -86,7 +86,7 @@ def kernel_argv(
         "rw",
         "devtmpfs.mount=0",
         f"uml_dir={scratch}/",
-        "umid=guest",
+        f"umid={GUEST_NAME}",
         "con=null",
         "pty.legacy_count=0",
         # 0.85 and 0.22 s of the boot: a RAID6 benchmark and compressed swap, of no use here
@@ -152,7 +152,7 @@ def booted(parts: UmlParts, order: Mapping[str, object], *, memory_bytes: int) -
             hand_over(guardian, json.dumps(order).encode())
             yield lines
         finally:
-            end(lines)
+            end(lines, scratch)
             for fd in mine.values():
                 os.close(fd)
 
@@ -165,12 +165,16 @@ def hand_over(guardian: "subprocess.Popen[bytes]", order: bytes) -> None:
         guardian.stdin.close()
 
 
-def end(lines: Lines) -> None:
-    """Have the guardian end the guest, and wait for that."""
+def end(lines: Lines, scratch: Path) -> None:
+    """Have the guardian end the guest, and wait for that. Raises: KernelError."""
     lines.guardian.terminate()
     try:
-        if lines.guardian.wait(STOP_LIMIT_S) != 0:
-            sweep_abandoned()  # it was killed itself
+        killed = lines.guardian.wait(STOP_LIMIT_S) != 0
+        if killed and not sweep_guest(str(scratch), STOP_LIMIT_S):
+            raise KernelError(
+                f"the guardian of the guest was killed, and what is left of the guest could not be "
+                f"within {STOP_LIMIT_S:g} s: look for processes named linux.uml"
+            )
     except subprocess.TimeoutExpired:
         lines.guardian.kill()
         lines.guardian.wait()

@@ -71,6 +71,7 @@ class Session:
         self._targets = {lines.out: outputs[0], lines.err: outputs[1]}
         self._limit_s = limit_s
         self._state = "booting"
+        self._has_printed = False
         self._until_s = boot_until_s
         self._end: dict[str, Any] | None = None
         self._signal = 0
@@ -113,7 +114,7 @@ class Session:
         Raises:
             KernelError: there is none; the text says why.
         """
-        if self._halted == "signal" or (self._state == "booting" and self._signal):
+        if self._halted == "signal" or (self._signal and not self._has_begun):
             return 128 + self._signal
         if self._state == "running" and self._halted.startswith("limit_s"):
             raise KernelError(f"{self._halted}, and the guest did not answer")
@@ -133,6 +134,14 @@ class Session:
         status = int(self._end["exited"])
         return status if status >= 0 else 128 - status
 
+    @property
+    def _has_begun(self) -> bool:
+        """Tell whether the command has started, by the guest's word or by what it has printed.
+
+        They come on two lines: what it prints may be here first.
+        """
+        return self._state != "booting" or self._has_printed
+
     def _console(self) -> str:
         return self._lines.last_console_lines()
 
@@ -144,7 +153,7 @@ class Session:
             if full
             else "the kernel panicked or was killed; run it again, with more memory_bytes"
         )
-        where = "before the command started" if self._state == "booting" else "during the command"
+        where = "during the command" if self._has_begun else "before the command started"
         return (
             f"the user-mode kernel ended {where}, without an exit status: {mending}; "
             f"the last console lines:\n{self._console()}"
@@ -164,7 +173,7 @@ class Session:
 
     def _over(self) -> bool:
         """Keep the limits; say whether waiting any longer is useless."""
-        if self._state == "booting" and self._signal:
+        if self._signal and not self._has_begun:
             return True
         if self._lines.guardian.poll() is not None:  # it outlives the guest, unless killed itself
             self._last_bytes_until_s = self._last_bytes_until_s or time.monotonic() + LAST_BYTES_S
@@ -227,6 +236,7 @@ class Session:
     def _pass_output(self, fd: int) -> None:
         """Write output; a reader that has gone ends the command as a broken pipe would."""
         data = os.read(fd, CHUNK_BYTES)
+        self._has_printed = self._has_printed or bool(data)
         if not data:
             self._selector.unregister(fd)
         target = self._targets[fd]

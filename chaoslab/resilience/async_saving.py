@@ -29,13 +29,25 @@ class InFlight:
         self._error: BaseException | None = None
 
     def start(self, work: Callable[[], Path]) -> None:
-        """Start the save in a thread."""
-        self._thread = threading.Thread(
-            target=self._run, args=(work,), name=f"checkpoint of step {self.step}", daemon=False
-        )
-        self._thread.start()
+        """Start the save in a thread, which does nothing before this call is all but over.
 
-    def _run(self, work: Callable[[], Path]) -> None:
+        Else it would take the interpreter's lock from a training loop that waits for its return:
+        5 ms, which is what a lock is held for at least (sys.getswitchinterval).
+        """
+        may_begin = threading.Event()
+        self._thread = threading.Thread(
+            target=self._run,
+            args=(work, may_begin),
+            name=f"checkpoint of step {self.step}",
+            daemon=False,
+        )
+        try:
+            self._thread.start()
+        finally:
+            may_begin.set()  # also where a signal interrupts: a thread that waits would never end
+
+    def _run(self, work: Callable[[], Path], may_begin: threading.Event) -> None:
+        may_begin.wait()
         try:
             self._path = work()
         except BaseException as error:  # noqa: BLE001 - raised again by the next call

@@ -60,11 +60,12 @@ class Backoff:
         except OverflowError:
             return self.cap_s
 
-    def wait_s(self, attempt: int) -> float:
-        """Give the wait before the attempt of this 0-based number, in seconds.
+    def wait_s(self, attempt: int, *, most_s: float = math.inf) -> float:
+        """Give the wait before the attempt of this 0-based number, in seconds, most_s at most.
 
+        The range is cut to that, not the wait: else all that draw more would come at once.
         Raises: ValueError for a negative number.
         """
-        limit_s = self.range_s(attempt)
+        limit_s = min(self.range_s(attempt), most_s)
         generator = random.Random(f"{self.seed}/{attempt}")  # noqa: S311 - spread, not secret
         return generator.uniform(0.0, limit_s)

@@ -32,16 +32,20 @@ def leave_within(deadline_s: float) -> None:
     guard = threading.Timer(deadline_s, leave_now)
     guard.daemon = True
     guard.start()
-    # Only the main thread may set a signal's action; elsewhere the thread above has to do.
+    signal.setitimer(signal.ITIMER_REAL, deadline_s + KERNEL_MARGIN_S)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+    # Only the main thread may set a signal's action; elsewhere it is the default unless the
+    # script has set another, which then has to do.
     with contextlib.suppress(ValueError):
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-        signal.setitimer(signal.ITIMER_REAL, deadline_s + KERNEL_MARGIN_S)
 
 
 def leave_now() -> None:
     """End this process at once, with the status that says that the circuit is open."""
     probe.emit("rank_exited", status=CIRCUIT_OPEN_STATUS, forced=True)
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
     os._exit(CIRCUIT_OPEN_STATUS)
 
 

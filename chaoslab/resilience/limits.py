@@ -10,13 +10,13 @@ import math
 class Limits:
     """The runner's time limits, in seconds, and its number of attempts.
 
-    timeout_s: of every collective and store call; a silent peer is noticed after it. patience_s:
-    how long to wait for all ranks to gather, from the notice of a loss; then the circuit opens.
+    timeout_s: of every collective and store call; a silent peer is noticed after it. A dist.send or
+    dist.recv waits a fifth of it: dist.irecv(...).wait(limit) has its own limit. patience_s: how
+    long to wait for all ranks to gather, from the notice of a loss; then the circuit opens.
     attempts: failures without a healthy stretch in between, of healthy_steps new steps in a row.
     start_patience_s: how long the first start waits for all ranks. teardown_s: limit for destroying
     a group, beyond the timeout_s that a collective in it may still take. exit_s: limit for leaving
-    the process. failed_saves: failed saves in a row that
-    training goes on through.
+    the process. failed_saves: failed saves in a row that training goes on through.
     """
 
     timeout_s: float = 10.0
@@ -32,8 +32,7 @@ class Limits:
     def destroy_s(self) -> float:
         """How long destroying a group may take before it counts as hung.
 
-        gloo forgets a send that a broken connection refused, and its collective, which destroying
-        waits for, ends by its own timeout (seen in 3 of 100 kills of a rank, torch 2.13).
+        A collective that is still under way may take its own timeout.
         """
         return self.timeout_s + self.teardown_s
 

@@ -37,6 +37,9 @@ from chaoslab.resilience.task import Task, saved_state, state_of_task
 
 FINISHED_KEY = "finished"
 SHORTEST_S = 0.05
+GONE_S = 0.5
+"""How long a rank that gives up waits for what is left of its groups before it ends anyhow."""
+
 FORGET_S = 1.0
 """Limit of tidying the store up after a recovery."""
 
@@ -86,6 +89,7 @@ class FaultTolerantRunner:
         )
         self._process = uuid.uuid4().hex
         self._group: Group | None = None
+        self._going: list[Group] = []
         self._number = 0
         self._attempt = ""
         self._failed_saves = 0
@@ -102,6 +106,13 @@ class FaultTolerantRunner:
         if steps < 1:
             raise ValueError(f"run(steps={steps}): want at least 1")
         probe.emit("rank_started", pid=os.getpid(), world_size=self.world_size)
+        try:
+            self._run(task, steps)
+        finally:
+            # The interpreter's end must not meet a thread that is about to take its lock in C++.
+            self._until_gone(self.limits.destroy_s)
+
+    def _run(self, task: Task, steps: int) -> None:
         while (failure := self._live(task, steps)) is not None:
             self._breaker.failed(time.monotonic())
             probe.emit("failure_seen", generation=self._number, **dataclasses.asdict(failure))
@@ -154,6 +165,7 @@ class FaultTolerantRunner:
         except (RendezvousFailed, StoreError) as error:
             self._give_up(str(error))
         self._breaker.gathered()  # before they connect: on a lossy link they may have to try again
+        probe.emit("gathered", generation=generation.number)
         return generation
 
     def _member(self) -> rendezvous.Member:
@@ -259,6 +271,7 @@ class FaultTolerantRunner:
         others come back to help it. When none comes, this rank's work is done all the same.
         """
         group, known = self._present_group(), str(self._number).encode()
+        group.let_peers_go()
         keys = [f"exit/{self._number}/{rank}" for rank in range(self.world_size)]
         try:
             self._client.set(keys[self.rank], b"1")
@@ -301,8 +314,16 @@ class FaultTolerantRunner:
         done = self._group.close(deadline_s=self.limits.destroy_s)
         probe.emit("torn_down", generation=self._number, ok=done)
         if done:
+            self._until_gone(0.0)  # none is kept longer than it has to be
+            self._going.append(self._group)
             self._group = None
         return done
+
+    def _until_gone(self, limit_s: float) -> bool:
+        """Wait until nothing is left of the groups of the past; tell whether nothing is."""
+        end_s = time.monotonic() + limit_s
+        self._going = [g for g in self._going if not g.has_gone(end_s - time.monotonic())]
+        return not self._going
 
     def _recover(self, failure: failures.Failure) -> None:
         """Back off, then check this node's health, until it is fit or the circuit opens."""
@@ -314,7 +335,7 @@ class FaultTolerantRunner:
                 self._give_up(f"{reason}{unfit}; the last failure: {failure.message}")
             left_s = self._breaker.left_s(time.monotonic())
             most_s = max(left_s / 4, SHORTEST_S)  # the rest is for the others to come
-            wait_s = min(self._backoff.wait_s(attempt), most_s)
+            wait_s = self._backoff.wait_s(attempt, most_s=most_s)
             probe.emit("backoff", attempt=attempt, wait_s=round(wait_s, 6))
             time.sleep(wait_s)
             self._client.suspect()
@@ -347,7 +368,7 @@ class FaultTolerantRunner:
                 )
         if self._group is not None and not stuck:
             stuck = not self._group.close(deadline_s=self.limits.teardown_s)
-        if stuck:
+        if stuck or not self._until_gone(GONE_S):
             leaving.leave_now()
         self._client.close()
         leaving.free_accelerators()

@@ -56,7 +56,7 @@ def test_a_fault_that_finds_nothing_left_to_do_is_a_doubt() -> None:
     assert any("had done its last step" in doubt for doubt in findings.doubts)
 
 
-@pytest.mark.parametrize("kind", ["agent_failed", "hold_expired", "lease_expired"])
+@pytest.mark.parametrize("kind", ["agent_failed", "events_cut", "hold_expired", "lease_expired"])
 def test_an_instrument_that_failed_by_itself_is_a_doubt(kind) -> None:
     """An agent or a hold that did not do its part: UNKNOWN, and the doubt names it."""
     findings = judged([*told.loss_story(), told.event(3.0, kind, 2, node=2)])

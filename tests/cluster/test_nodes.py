@@ -47,7 +47,7 @@ async def output_of(cluster, tmp_path, node, *argv):
     """Run a command in a node. Returns what it printed."""
     log = tmp_path / "out.log"
     log.unlink(missing_ok=True)
-    how = {"mode": "exec", "env": dict(os.environ), "cwd": "/", "log": str(log)}
+    how = {"mode": "exec", "env": dict(os.environ), "cwd": "/", "log": log, "events": None}
     await cluster.start("probe", node, list(argv), **how)
     async with asyncio.timeout(10):
         while (await cluster.look("probe"))["state"] is not None:
@@ -127,9 +127,9 @@ def test_the_end_of_a_cluster_ends_its_processes(server, tmp_path) -> None:
     async def story():
         async with nodes(server, 1) as cluster:
             script = f"setsid bash -c 'exec -a {mark} sleep 100' & exec -a {mark} sleep 100"
-            how = {"mode": "exec", "env": dict(os.environ), "cwd": "/"}
+            how = {"mode": "exec", "env": dict(os.environ), "cwd": "/", "events": None}
             argv = ["bash", "-c", script]
-            await cluster.start("long", 0, argv, log=str(tmp_path / "log"), **how)
+            await cluster.start("long", 0, argv, log=tmp_path / "log", **how)
             async with asyncio.timeout(10):
                 while len(named(mark)) < 2:
                     await asyncio.sleep(0.01)
@@ -152,7 +152,7 @@ def test_a_process_that_cannot_begin_is_the_harness_own_error(server, tmp_path) 
 
     async def story():
         async with nodes(server, 1) as cluster:
-            how = {"mode": "exec", "env": dict(os.environ), "log": str(tmp_path / "log")}
+            how = {"mode": "exec", "env": dict(os.environ), "log": tmp_path / "log", "events": None}
             with pytest.raises(ClusterError, match="one could not begin: FileNotFoundError"):
                 await cluster.start("one", 0, ["/nowhere/program"], cwd="/", **how)
             with pytest.raises(ClusterError, match="two could not begin: FileNotFoundError"):

@@ -28,9 +28,10 @@ CONTROLS = [
 ]
 
 
-CONSEQUENCES = {"no_timeout": {"recovers_within"}}
-"""What else a defect may break: a job that no timeout wakes goes on at TCP's next retransmission,
-whose pause has doubled during the cut (13 s after the heal were seen, of 12).
+CONSEQUENCES = {"no_timeout": {"recovers_within"}, "in_place_save": {"recovers_within"}}
+"""What else a defect may break. A job that no timeout wakes goes on at TCP's next retransmission,
+whose pause has doubled during the cut (13 s after the heal were seen, of 12). One that has lost its
+only checkpoint does all of its steps again, which takes as long as the machine is slow (13 s).
 """
 
 

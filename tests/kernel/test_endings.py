@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from chaoslab.kernel.guardian import folder_of, sweep_abandoned, sweep_guest
 from tests.kernel.conftest import (
     LIMIT_S,
     GuestProcess,
@@ -32,7 +33,13 @@ GONE_LIMIT_S = 3.0
 
 def gone(process: GuestProcess, family: set[int]) -> Callable[[], bool]:
     """Say whether nothing of a guest is left: no process, no file."""
-    return lambda: not alive(family - {process.pid}) and not leavings(process)
+
+    def is_gone() -> bool:
+        left = [(pid, command_line(pid)[:80]) for pid in alive(family - {process.pid})]
+        print(left, leavings(process))  # told when a test fails
+        return not left and not leavings(process)
+
+    return is_gone
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -96,6 +103,23 @@ def test_a_caller_killed_during_the_boot_leaves_nothing(tmp_path: Path) -> None:
     assert took_s < GONE_LIMIT_S
 
 
+def test_a_guest_is_swept_while_its_kernel_still_runs(start: Start) -> None:
+    """As after the guardian's death, of which the kernel dies a moment later; another one stays."""
+    process, other = (start("sh", "-c", "echo up; exec sleep 1000") for _ in range(2))
+    family = descendants(process.pid)
+    guardian = next(pid for pid in family if "guardian.py" in command_line(pid))
+    kernels = {pid for pid in family if "linux.uml" in command_line(pid)} - {guardian}
+    (folder,) = {folder_of(pid) for pid in kernels}
+    assert folder is not None
+    os.kill(guardian, signal.SIGSTOP)  # it must not be the one that sweeps
+    sweep_abandoned()
+    assert alive(kernels), "the planted defect: one look, while the leader of its session runs"
+    assert sweep_guest(folder, LIMIT_S)
+    wait_until(lambda: not alive(kernels), "what was killed to be gone")
+    os.kill(guardian, signal.SIGCONT)
+    assert other.poll() is None
+
+
 def command_line(pid: int) -> str:
     """Give a process's arguments; none when it has ended (a guest's processes come and go)."""
     with contextlib.suppress(OSError):
@@ -103,9 +127,13 @@ def command_line(pid: int) -> str:
     return ""
 
 
-def test_a_killed_guardian_takes_the_kernel_with_it(start: Start) -> None:
-    """SIGKILL of the guardian ends the kernel, and the caller says that the kernel is gone."""
-    process = start("sh", "-c", "echo up; exec sleep 1000")
+@pytest.mark.parametrize("program", ["exec sleep 1000", "while :; do :; done"])
+def test_a_killed_guardian_takes_the_kernel_with_it(start: Start, program: str) -> None:
+    """SIGKILL of the guardian ends the kernel, and the caller says that the kernel is gone.
+
+    So do the processes that carried its programs, and would run on as this host's own.
+    """
+    process = start("sh", "-c", f"echo up; {program}")
     family = descendants(process.pid)
     guardian = next(pid for pid in family if "guardian.py" in command_line(pid))
     os.kill(guardian, signal.SIGKILL)

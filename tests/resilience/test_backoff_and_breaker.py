@@ -61,6 +61,14 @@ def test_sixteen_ranks_that_fail_at_once_come_back_spread() -> None:
         assert peak([Backoff(base_s=2, cap_s=2, seed=seed).wait_s(0) for seed in ranks]) <= PEAK
 
 
+def test_ranks_that_may_not_wait_so_long_are_spread_all_the_same() -> None:
+    """A short patience cuts the range that is drawn from: nobody waits for its end with others."""
+    waits = [Backoff.for_world(256, rank=rank).wait_s(3, most_s=1.0) for rank in range(256)]
+    assert max(waits) < 1.0
+    peak = max(sum(start <= wait < start + 0.1 for wait in waits) for start in waits)
+    assert peak < 50, "of 256 in 100 ms, where an even spread has 26"
+
+
 def test_without_jitter_all_come_at_once() -> None:
     """The planted fault: waits of the same ranges without jitter put 16 of 16 into one bin."""
     assert peak(arrivals_s(0, 8, Backoff.range_s)) == RANKS

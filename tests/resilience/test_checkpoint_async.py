@@ -23,6 +23,7 @@ from checkpoints import RANKS, alone, in_a_child, manager, names, on_disk, state
 from hypothesis import given, strategies as st
 
 from chaoslab import probe
+from chaoslab.resilience.async_saving import InFlight
 from chaoslab.resilience.checkpoint import AtomicCheckpointManager
 from chaoslab.resilience.errors import CheckpointWriteFailed, SaveAbandoned, SaveTimedOut
 from chaoslab.resilience.snapshot import HostCopy
@@ -71,6 +72,31 @@ def test_what_is_saved_is_the_state_of_the_call(tmp_path: Path, hold: Callable[[
     assert torch.equal(loaded["weights"], torch.zeros(1000))
     assert loaded["steps"] == [1]
     assert saver.wait() is None
+
+
+def test_a_save_that_computes_does_not_hold_its_caller_up() -> None:
+    """A thread keeps the interpreter's lock for its interval: the caller has returned by then.
+
+    Planted: an interval as long as the limit. Without the start's handshake this lasts so long.
+    """
+    flight, began_s, returned_s = InFlight(1, lambda: None), 0.0, [0.0]
+
+    def compute() -> Path:
+        while time.monotonic() < began_s + 2.0 and not returned_s[0]:
+            pass
+        return Path(str(bool(returned_s[0])))
+
+    interval_s = sys.getswitchinterval()
+    sys.setswitchinterval(1.0)
+    try:
+        began_s = time.monotonic()
+        flight.start(compute)
+        returned_s[0] = time.monotonic()
+    finally:
+        sys.setswitchinterval(interval_s)
+    assert returned_s[0] - began_s < 0.5
+    flight.join(LIMIT_S)
+    assert flight.outcome() == Path("True")
 
 
 def test_a_second_save_waits_for_the_first(tmp_path: Path) -> None:

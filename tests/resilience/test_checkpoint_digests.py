@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 import tempfile
-from collections.abc import Iterator
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -42,27 +46,35 @@ def test_digests_are_those_of_the_blocks_however_it_was_written(
 
 
 def opened(
-    directory: str, data: bytes, block_bytes: int, found: bytes | None = None
+    directory: str,
+    data: bytes,
+    block_bytes: int,
+    found: bytes | None = None,
+    shared_bytes: int = digests.SHARED_BYTES,
 ) -> digests.VerifiedFile:
     """Open a file that holds `found` where `data` was saved."""
     _, file = written([data], block_bytes)
     path = Path(directory, "shard")
     path.write_bytes(data if found is None else found)
-    return digests.VerifiedFile(path, len(data), block_bytes, file.digests)
+    return digests.VerifiedFile(
+        path, len(data), block_bytes, file.digests, shared_bytes=shared_bytes
+    )
 
 
+Shared = st.sampled_from([0, 600, digests.SHARED_BYTES])
+"""From how many bytes on two threads share a read: always, sometimes, never."""
 Reads = st.lists(st.tuples(st.integers(0, len(DATA)), st.integers(0, len(DATA))), max_size=8)
 
 
 @on_disk
-@given(st.integers(1, 1500), Reads)
+@given(st.integers(1, 1500), Reads, Shared)
 def test_reads_in_any_order_give_what_was_written(
-    block_bytes: int, reads: list[tuple[int, int]]
+    block_bytes: int, reads: list[tuple[int, int]], shared_bytes: int
 ) -> None:
     """Seek, read and readinto behave as a file's."""
     with (
         tempfile.TemporaryDirectory() as directory,
-        opened(directory, DATA, block_bytes) as file,
+        opened(directory, DATA, block_bytes, shared_bytes=shared_bytes) as file,
     ):
         for place, size in reads:
             file.seek(place)
@@ -78,9 +90,9 @@ def test_reads_in_any_order_give_what_was_written(
 
 
 @on_disk
-@given(st.integers(1, 1500), st.integers(0, len(DATA) - 1), st.integers(1, 255), Reads)
+@given(st.integers(1, 1500), st.integers(0, len(DATA) - 1), st.integers(1, 255), Reads, Shared)
 def test_no_byte_of_a_damaged_block_is_given(
-    block_bytes: int, at: int, change: int, reads: list[tuple[int, int]]
+    block_bytes: int, at: int, change: int, reads: list[tuple[int, int]], shared_bytes: int
 ) -> None:
     """A read that touches it gives nothing and says why; any other read is as ever."""
     found = bytearray(DATA)
@@ -88,7 +100,7 @@ def test_no_byte_of_a_damaged_block_is_given(
     bad = range(at // block_bytes * block_bytes, (at // block_bytes + 1) * block_bytes)
     with (
         tempfile.TemporaryDirectory() as directory,
-        opened(directory, DATA, block_bytes, bytes(found)) as file,
+        opened(directory, DATA, block_bytes, bytes(found), shared_bytes) as file,
     ):
         for place, size in reads:
             file.seek(place)
@@ -98,6 +110,112 @@ def test_no_byte_of_a_damaged_block_is_given(
             assert not touches or "does not have the digest" in str(file.damage)
         with pytest.raises(CheckpointCorrupt, match="does not have the digest"):
             file.verify_rest()
+
+
+class Noted(digests.VerifiedFile):
+    """Notes which thread makes each read, and lets a thread wait before it does."""
+
+    readers: list[int]
+    before: Callable[[], None]
+
+    def _read_at(self, place: int, piece: memoryview) -> int:
+        self.before()
+        self.readers.append(threading.get_ident())
+        return super()._read_at(place, piece)
+
+
+def noted(path: Path, data: bytes, before: Callable[[], None] = lambda: None) -> Noted:
+    _, file = written([data], digests.LEAST_BLOCK_BYTES)
+    path.write_bytes(data)
+    found = Noted(path, len(data), digests.LEAST_BLOCK_BYTES, file.digests)
+    found.readers, found.before = [], before
+    return found
+
+
+@contextmanager
+def interrupted_in(delay_s: float, then: Callable[[], object]) -> Iterator[None]:
+    """Want a KeyboardInterrupt of a signal so much later, after whose handler this is called."""
+
+    def interrupt(*_: object) -> None:
+        threading.Timer(0.2, then).start()
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, delay_s)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+    finally:
+        signal.signal(signal.SIGALRM, previous)
+
+
+needs_two_cores = pytest.mark.skipif(
+    len(os.sched_getaffinity(0)) < 2, reason="NotAvailable: a second core"
+)
+
+
+@needs_two_cores
+@pytest.mark.parametrize(("size_bytes", "threads"), [(3 << 20, 2), (1 << 20, 1)])
+def test_a_large_read_is_shared_by_two_threads(
+    tmp_path: Path, size_bytes: int, threads: int
+) -> None:
+    """A small one is not: the second would wake up too late."""
+    data, both = os.urandom(size_bytes), threading.Barrier(threads)
+    met = threading.local()
+
+    def meet() -> None:
+        if not hasattr(met, "once"):
+            met.once = both.wait(20)
+
+    with noted(tmp_path / "shard", data, meet) as file:
+        assert file.read() == data
+        assert len(set(file.readers)) == threads
+        assert len(file.readers) == size_bytes // digests.LEAST_BLOCK_BYTES
+
+
+@needs_two_cores
+def test_an_interrupted_read_leaves_no_thread_that_writes_into_its_memory(tmp_path: Path) -> None:
+    """The signal's error comes when the helper is done. Planted: a helper that is slow."""
+    data, main, go = os.urandom(3 << 20), threading.get_ident(), threading.Event()
+
+    def before() -> None:
+        if threading.get_ident() != main:
+            go.wait(20)
+
+    with noted(tmp_path / "shard", data, before) as file:
+        with interrupted_in(0.3, go.set):
+            file.read()
+        at_return = len(file.readers)
+        assert len(set(file.readers)) == 2
+    assert len(file.readers) == at_return  # closing has waited for the helper
+
+
+@needs_two_cores
+def test_a_helper_that_comes_too_late_reads_nothing(tmp_path: Path) -> None:
+    """Planted: one that has not begun when the read is interrupted."""
+    data, main, go = os.urandom(3 << 20), threading.get_ident(), threading.Event()
+    with noted(tmp_path / "shard", data, lambda: time.sleep(5)) as file:
+        assert file._helper is not None
+        file._helper.submit(go.wait, 20)
+        with interrupted_in(0.3, lambda: None):
+            file.read()
+        go.set()
+    assert set(file.readers) <= {main}
+
+
+@needs_two_cores
+def test_a_helper_that_is_busy_or_cannot_be_is_done_without(tmp_path: Path) -> None:
+    """The read is done alone. Planted: one that does something else; one that is shut down."""
+    data, go = os.urandom(3 << 20), threading.Event()
+    with noted(tmp_path / "shard", data) as file:
+        assert file._helper is not None
+        file._helper.submit(go.wait, 20)
+        assert file.read() == data
+        go.set()
+        file._helper.shutdown()
+        file.seek(0)
+        assert file.read() == data
+        assert set(file.readers) == {threading.get_ident()}
 
 
 def test_large_blocks_are_digested_in_pieces() -> None:

@@ -7,12 +7,15 @@ import ctypes
 import os
 import socket
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as dist
 from checkpoints import in_a_child
 from loopback_job import Store
@@ -58,6 +61,123 @@ def test_a_rank_that_failed_to_connect_connects_to_a_fresh_one(store: Store) -> 
     in_two_processes(be)
 
 
+@pytest.mark.usefixtures("warmed")
+@pytest.mark.parametrize("work_is_done", [False, True])
+def test_a_peer_that_dies_is_noticed_by_a_rank_that_computes(
+    store: Store,
+    work_is_done: bool,  # noqa: FBT001
+) -> None:
+    """It is in no collective and asks nothing: all ranks are told all the same, within a second.
+
+    Once all work is done, a peer may leave.
+    """
+
+    def be(rank: int) -> None:
+        client = StoreClient(*parse_address(store.address), timeout_s=TIMEOUT_S)
+        if rank == 0:
+            rendezvous.advance(client, 0, timeout_s=5)
+        else:
+            client.wait([rendezvous.GENERATION_KEY])
+        group = Group(client, number=1, rank=rank, world_size=2, timeout_s=TIMEOUT_S)
+        dist.barrier()
+        until(group._peer_watcher.is_alive)
+        client.set(f"known/{rank}", b"1")
+        client.wait(["known/0", "known/1"])
+        if rank == 1:
+            os._exit(0)
+        if work_is_done:
+            group.let_peers_go()
+            until(lambda: group._closed_by_peer() is not None)
+            assert (group.lost, client.get(rendezvous.GENERATION_KEY)) == (None, b"1")
+        else:
+            until(lambda: client.get(rendezvous.GENERATION_KEY) == b"2", 1.0)
+            assert "a peer closed its connection" in str(group.lost)
+        assert group.close(deadline_s=5)
+
+    in_two_processes(be)
+
+
+@pytest.mark.usefixtures("warmed")
+def test_a_group_of_one_cuts_nobody_elses_connection(store: Store) -> None:
+    """It has no connection of its own: what the user has opened meanwhile stays open."""
+
+    def be() -> None:
+        client = StoreClient(*parse_address(store.address), timeout_s=TIMEOUT_S)
+        rendezvous.advance(client, 0, timeout_s=5)
+        hook = sys.excepthook
+        group = Group(client, number=1, rank=0, world_size=1, timeout_s=TIMEOUT_S)
+        assert sys.excepthook is hook
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            mine = socket.create_connection(server.getsockname())
+            theirs, _ = server.accept()
+            assert group.close(deadline_s=5)
+            theirs.sendall(b"still here")
+            assert mine.recv(64) == b"still here"
+
+    assert in_a_child(be) == (0, "")
+
+
+@pytest.mark.usefixtures("warmed")
+def test_a_default_group_of_the_scripts_own_is_refused_and_left_alone(store: Store) -> None:
+    """The runner makes the group; one that is there is not destroyed for it."""
+
+    def be() -> None:
+        client = StoreClient(*parse_address(store.address), timeout_s=TIMEOUT_S)
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        with pytest.raises(RuntimeError, match="want the runner to make it"):
+            Group(client, number=1, rank=0, world_size=1, timeout_s=TIMEOUT_S)
+        assert dist.is_initialized()
+        dist.destroy_process_group()
+
+    assert in_a_child(be) == (0, "")
+
+
+@pytest.mark.usefixtures("warmed")
+def test_a_group_with_something_in_hand_does_not_hold_up_the_next(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The destructor waits for a collective that nothing can wake; the next group works meanwhile.
+
+    The cut, which would wake it, is left out: it stands for a send that gloo has forgotten.
+    """
+    monkeypatch.setattr(Group, "cut", lambda _: None)
+    stuck_s = 4.0
+
+    def be(rank: int) -> None:
+        client = StoreClient(*parse_address(store.address), timeout_s=TIMEOUT_S)
+        if rank == 0:
+            rendezvous.advance(client, 0, timeout_s=5)
+        else:
+            client.wait([rendezvous.GENERATION_KEY])
+        first = Group(client, number=1, rank=rank, world_size=2, timeout_s=stuck_s)
+        dist.barrier()
+        client.set(f"met/{rank}", b"1")
+        client.wait(["met/0", "met/1"])
+        first.let_peers_go()
+        if rank == 1:  # it stays, and does not answer
+            client.wait(["closed/0"])
+        else:
+            dist.all_reduce(torch.ones(4), async_op=True)
+        began_s = time.monotonic()
+        assert first.close(deadline_s=TIMEOUT_S)
+        assert time.monotonic() - began_s < stuck_s / 2
+        if rank == 0:
+            assert not first.has_gone(0.0)
+        client.set(f"closed/{rank}", b"1")
+        if rank == 0:
+            rendezvous.advance(client, 1, timeout_s=5)
+        until(lambda: client.get(rendezvous.GENERATION_KEY) == b"2")
+        second = Group(client, number=2, rank=rank, world_size=2, timeout_s=TIMEOUT_S)
+        dist.barrier()
+        second.let_peers_go()
+        client.set(f"done/{rank}", b"1")
+        client.wait(["done/0", "done/1"])
+        assert second.close(deadline_s=5)
+        assert first.has_gone(2 * stuck_s)
+
+    in_two_processes(be)
+
+
 def in_two_processes(be: Callable[[int], None]) -> None:
     """Be rank 0 and rank 1, and see that both end well."""
 
@@ -73,6 +193,120 @@ def in_two_processes(be: Callable[[int], None]) -> None:
         assert os.waitpid(pid, 0)[1] == 0
 
     assert in_a_child(both) == (0, "")
+
+
+@pytest.mark.usefixtures("warmed")
+def test_a_peer_that_never_connects_costs_the_timeout_once(store: Store) -> None:
+    """Not five times, as gloo has it: the others would take this rank for an absent one.
+
+    Of two ranks the one whose port is the greater calls the other: this one never does.
+    """
+    limit_s, port = 1.0, 0xFFFF
+
+    def be() -> None:
+        client = StoreClient(*parse_address(store.address), timeout_s=TIMEOUT_S)
+        rendezvous.advance(client, 0, timeout_s=5)
+        threading.Thread(target=answer_for_rank_1, args=(client.again(timeout_s=5), port)).start()
+        began_s = time.monotonic()
+        with pytest.raises(RuntimeError, match=r"[Tt]imed out|[Cc]onnect"):
+            Group(client, number=1, rank=0, world_size=2, timeout_s=limit_s)
+        assert 0.9 * limit_s < time.monotonic() - began_s < 2 * limit_s
+
+    assert in_a_child(be) == (0, "")
+
+
+def answer_for_rank_1(client: StoreClient, port: int) -> None:
+    """Tell rank 0 where rank 1 would be: on another port of the same address.
+
+    The value is the host's name and a sockaddr, each after its length. Source: Rank::bytes of
+    gloo's tcp/context.cc.
+    """
+    mine, its = (f"gloo/1/0//cpu//0/{rank}" for rank in (0, 1))
+    client.wait([mine])
+    value = client.get(mine)
+    assert value is not None
+    at = 8 + int.from_bytes(value[:8], sys.byteorder) + 8 + 2  # after sin_family
+    client.set(its, value[:at] + port.to_bytes(2, "big") + value[at + 2 :])
+
+
+@pytest.mark.usefixtures("warmed")
+def test_a_collective_and_a_late_peer_have_the_whole_timeout(store: Store) -> None:
+    """The limit of one of gloo's tries is a fifth of it, and is nobody's but the connection's."""
+    limit_s = 2.5
+
+    def be(rank: int) -> None:
+        client = StoreClient(*parse_address(store.address), timeout_s=TIMEOUT_S)
+        if rank == 0:
+            rendezvous.advance(client, 0, timeout_s=5)
+        else:
+            time.sleep(limit_s * 0.6)
+        group = Group(client, number=1, rank=rank, world_size=2, timeout_s=limit_s)
+        if rank == 0:
+            began_s = time.monotonic()
+            with pytest.raises(RuntimeError, match=r"Timed out"):
+                dist.all_reduce(torch.ones(4))
+            assert limit_s * 0.9 < time.monotonic() - began_s < limit_s * 1.5
+            client.set("noticed", b"1")
+        else:
+            client.wait(["noticed"])
+        assert group.close(deadline_s=5)
+
+    in_two_processes(be)
+
+
+@pytest.mark.usefixtures("warmed")
+@pytest.mark.parametrize(("own_limit_s", "waits_s"), [(None, 0.5), (2.5, 2.5)])
+def test_a_receive_waits_a_fifth_unless_it_has_its_own_limit(
+    store: Store, own_limit_s: float | None, waits_s: float
+) -> None:
+    """As documented: gloo copies the limit for point-to-point messages when it connects."""
+
+    def be(rank: int) -> None:
+        client = StoreClient(*parse_address(store.address), timeout_s=TIMEOUT_S)
+        if rank == 0:
+            rendezvous.advance(client, 0, timeout_s=5)
+        group = Group(client, number=1, rank=rank, world_size=2, timeout_s=2.5)
+        if rank == 0:
+            work = dist.irecv(torch.ones(4), 1)
+            assert work is not None
+            limits = () if own_limit_s is None else (timedelta(seconds=own_limit_s),)
+            began_s = time.monotonic()
+            with pytest.raises(RuntimeError, match=r"[Tt]imed out"):
+                work.wait(*limits)
+            assert waits_s * 0.9 < time.monotonic() - began_s < waits_s + 0.7
+            client.set("noticed", b"1")
+        else:
+            client.wait(["noticed"])
+        assert group.close(deadline_s=5)
+
+    in_two_processes(be)
+
+
+@pytest.mark.usefixtures("warmed")
+def test_torchs_wrapper_for_debugging_has_the_whole_timeout(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its limit cannot be changed later, so it is formed with it."""
+    monkeypatch.setenv("TORCH_DISTRIBUTED_DEBUG", "DETAIL")
+    limit_s = 2.5
+
+    def be(rank: int) -> None:
+        dist.set_debug_level_from_env()
+        client = StoreClient(*parse_address(store.address), timeout_s=TIMEOUT_S)
+        if rank == 0:
+            rendezvous.advance(client, 0, timeout_s=5)
+        group = Group(client, number=1, rank=rank, world_size=2, timeout_s=limit_s)
+        if rank == 0:
+            began_s = time.monotonic()
+            with pytest.raises(RuntimeError):
+                dist.all_reduce(torch.ones(4))
+            assert limit_s * 0.9 < time.monotonic() - began_s < limit_s * 2
+            client.set("noticed", b"1")
+        else:
+            client.wait(["noticed"])
+        assert group.close(deadline_s=5)
+
+    in_two_processes(be)
 
 
 class Opener(threading.Thread):

@@ -47,3 +47,46 @@ def test_without_the_guard_it_would_stay(kind: str) -> None:
         running.wait(timeout=4 * DEADLINE_S)
     running.kill()
     running.communicate()
+
+
+def test_outside_the_main_thread_the_kernel_ends_the_process_too() -> None:
+    """The timer needs no main thread: a call that holds the interpreter's lock ends as well."""
+    thread = f"threading.Thread(target=leaving.leave_within, args=({DEADLINE_S},))"
+    body = (
+        f"import threading; one = {thread}; one.start(); one.join(); ctypes.PyDLL(None).sleep(60)"
+    )
+    running = process(body, guarded=False)
+    assert running.wait(timeout=30) == STATUS["holds the lock"]
+    running.communicate()
+
+
+FREEING = """
+import gc, weakref
+gc.disable()
+import torch
+from chaoslab.resilience import leaving
+class Held: pass
+held = Held()
+held.itself = held  # only the collector can free it
+gone = weakref.ref(held)
+del held
+torch.cuda.is_available = lambda: True
+torch.cuda.is_initialized = lambda: {initialized}
+torch.cuda.empty_cache = lambda: print("emptied", gone() is None)
+leaving.free_accelerators()
+"""
+
+
+@pytest.mark.parametrize(("initialized", "printed"), [(True, "emptied True\n"), (False, "")])
+def test_accelerator_memory_is_given_back(initialized: bool, printed: str) -> None:  # noqa: FBT001
+    """After what still refers to it is collected; a context that nobody made is not made for it.
+
+    torch's calls are replaced here: they need a GPU.
+    """
+    ended = subprocess.run(
+        [sys.executable, "-c", FREEING.format(initialized=initialized)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert ended.stdout == printed

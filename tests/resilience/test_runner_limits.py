@@ -96,6 +96,20 @@ def test_a_destroy_that_hangs_does_not_keep_the_process(start_job: StartJob) -> 
     assert "gives up: " in (job.directory / "rank-0.log").read_text()
 
 
+def test_a_rank_that_gives_up_keeps_no_socket_and_no_group(start_job: StartJob) -> None:
+    """All is closed before the process ends; a connection of the task's own is told apart."""
+    job = start_job(
+        "tests/resilience/gives_back.py", "--patience-s", "4", environment={0: {"KEEPS_ONE": "1"}}
+    )
+    job.until_step(12)
+    job.kill(VICTIM)
+    statuses = job.until_over()
+    assert {s for rank, s in statuses.items() if rank != VICTIM} == {CIRCUIT_OPEN_STATUS}
+    told = {e["rank"]: e for e in job.events("left_behind")}
+    assert {rank: len(e["sockets"]) for rank, e in told.items()} == {0: 1, 1: 0, 3: 0}
+    assert not any(e["group"] for e in told.values())
+
+
 def test_a_destroy_that_waits_for_a_collective_does_not_end_the_job(
     start_job: StartJob, twin: list[dict[str, Any]]
 ) -> None:
@@ -108,6 +122,20 @@ def test_a_destroy_that_waits_for_a_collective_does_not_end_the_job(
     torn = [e["t_s"] for e in job.events("torn_down", 0)]
     seen = [e["t_s"] for e in job.events("failure_seen", 0)]
     assert torn[0] - seen[0] > Limits.teardown_s
+
+
+def test_what_gloo_has_forgotten_holds_nobody_up(
+    start_job: StartJob, twin: list[dict[str, Any]]
+) -> None:
+    """The new group is there long before the last of the old one has gone."""
+    job = start_job("tests/resilience/slow_release.py")
+    job.until_step(12)
+    job.replace(VICTIM)
+    assert set(job.until_over().values()) == {0}, job.tell()
+    assert results(job) == twin
+    (released,) = job.events("released", 0)
+    (again,) = (e for e in job.events("group_ready", 0) if e["generation"] == 2)
+    assert again["t_s"] < released["t_s"]
 
 
 def test_a_destroy_that_hangs_after_the_last_step_costs_nothing_but_time(
