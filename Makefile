@@ -1,6 +1,7 @@
 # Two commands: `make demo` and `make test`. Both install what they need into .venv first.
 SHELL := /bin/sh
 PYTEST := .venv/bin/python -m pytest
+TESTS := tools/in-scratch $(PYTEST)
 
 .PHONY: demo test check scenarios nightly setup engine clean
 
@@ -8,7 +9,7 @@ demo: setup
 	@$(PYTEST) -q scenarios/test_packet_loss.py scenarios/test_hard_disconnect.py scenarios/test_kill_during_save.py
 
 test: setup engine check
-	@$(PYTEST) tests
+	@$(TESTS) tests
 	@$(PYTEST) scenarios
 
 check: setup
@@ -21,7 +22,7 @@ scenarios: setup
 	@$(PYTEST) scenarios
 
 nightly: setup engine
-	@$(PYTEST) --nightly tests
+	@$(TESTS) --nightly tests
 	@$(PYTEST) --nightly --chaos-repeat=5 scenarios
 	@$(PYTEST) --chaos-repeat=20 scenarios/test_kill_during_save.py
 

@@ -9,7 +9,6 @@ import contextlib
 import importlib
 import os
 import sys
-import tempfile
 from collections.abc import Generator
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +17,7 @@ import pytest
 from _pytest.runner import runtestprotocol  # no public way to run a test without logging it
 
 from chaoslab import kernel_choice
+from chaoslab.cluster.scratch import locked_directory
 from chaoslab.errors import ChaoslabError, NeedsNetem
 from chaoslab.naming import ROOT
 from chaoslab.options import BACKENDS, KERNELS
@@ -148,9 +148,9 @@ def _run_in_guest(session: pytest.Session, moved: list[str]) -> None:
     where = "which this kernel has not: under user-mode Linux, by the same command"
     _say(config, f"{tests} netem, {where}:")
     runner = importlib.import_module("chaoslab.runner")
-    with tempfile.TemporaryDirectory(prefix="chaoslab-guest-") as directory, _uncaptured(config):
-        runner.SESSION.guard(Path(directory))
-        told, junit = Path(directory) / "reports", Path(directory) / "junit.xml"
+    with locked_directory("guest") as directory, _uncaptured(config):
+        runner.SESSION.guard(directory)
+        told, junit = directory / "reports", directory / "junit.xml"
         # With tests on both kernels there is one table, and one JUnit file, of this process.
         mixed = bool(session.items)
         extra = [f"--junitxml={junit}"] if mixed and config.getoption("xmlpath", None) else []

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import ipaddress
 import os
 import tempfile
 import time
@@ -28,13 +29,16 @@ from chaoslab.errors import (
     NotProven,
 )
 from chaoslab.history import History
-from chaoslab.inject.placement import place
+from chaoslab.inject.placement import check, place
 from chaoslab.measure import Expectation, ExpectedInjection
 from chaoslab.options import Options, from_environment
 from chaoslab.report import Report, keep_record, write_report
 from chaoslab.scenario import Job, Scenario, check_files
 from chaoslab.schedule import describe
 from chaoslab.session import Session, twin_key
+
+_NOWHERE: Final = ipaddress.IPv4Address("198.18.0.1")
+"""The first address of nobody's network, for tests of networks. Source: RFC 2544."""
 
 SESSION: Final = Session()
 """The one session of this process: `run` is a plain function, so that @given can call it."""
@@ -115,13 +119,19 @@ def _run_once(scenario: Scenario, options: Options, script: Path) -> Report:
         )
 
 
-def _executed(scenario: Scenario, options: Options, script: Path, scratch: Scratch) -> History:
-    """Execute the job once."""
+def _executed(
+    scenario: Scenario,
+    options: Options,
+    script: Path,
+    scratch: Scratch,
+    needs: frozenset[str] = frozenset(),
+) -> History:
+    """Execute the job once. needs: what else the nodes must be capable of."""
     execution = Execution(
         run_id=scratch.run_id,
         job=scenario.job,
         schedule=tuple(scenario.schedule),
-        needs=scenario.needs,
+        needs=scenario.needs | needs,
         script=script,
         cwd=Path.cwd(),
         seed=options.seed,
@@ -172,7 +182,8 @@ def _twin(scenario: Scenario, options: Options, script: Path) -> tuple[str, Hist
     run_id = naming.new_run_id("twin")
     fault_free = dataclasses.replace(scenario, schedule=(), bounds=(bounds.finishes(),))
     with _scratch(run_id, options, script) as scratch:
-        twin = _executed(fault_free, options, script, scratch)
+        # What the faults need is refused now, and not after the twin has run.
+        twin = _executed(fault_free, options, script, scratch, needs=scenario.needs)
         _check_finished(twin, scenario.job)
     SESSION.twins[key] = (run_id, twin)
     return f"run as {run_id}", twin
@@ -193,10 +204,11 @@ def _check_finished(twin: History, job: Job) -> None:
 def expectation(scenario: Scenario, options: Options) -> Expectation:
     """Give what is expected of a run apart from its history."""
     job = scenario.job
-    nowhere = [""] * (job.nodes + 1)
+    nowhere = [str(_NOWHERE + node) for node in range(job.nodes + 1)]
     entries = []
     for nth, injection in enumerate(scenario.schedule):
         placed = place(injection, job=job, addresses=nowhere, seed=options.seed, nth=nth)
+        check(placed, injection)
         on_links = {
             rank
             for link in placed.links

@@ -1,7 +1,7 @@
 """A node is gone for good: the job must not burn the others' hours waiting for it.
 
 Each survivor opens its circuit, releases what it holds and leaves with a status that the
-scheduler can tell apart. The node goes while a checkpoint is being written, the worst moment.
+scheduler can tell apart. The node goes at a step after which every rank saves.
 """
 
 from chaoslab import Injection, Scenario, at_step, bounds, faults, node, run

@@ -63,6 +63,15 @@ def second(
     )
 
 
+CUT_FOR_GOOD = second(
+    faults.LinkDown(),
+    node(1),
+    ALL_BACK_OFF,
+    dataclasses.replace(LONG_BACKOFF, args=(*LONG_BACKOFF.args, *IMPATIENT)),
+    GIVES_UP,
+)
+
+
 def record(report: Report) -> tuple[History, Event]:
     """Give a run's record, and the moment of the second injection in it."""
     history = History.load(report.directory / "history.jsonl")
@@ -196,8 +205,7 @@ def test_a_node_cut_off_during_the_backoff() -> None:
 
 def test_a_node_cut_off_for_good_during_the_backoff() -> None:
     """Nobody waits longer than the patience: all leave with the status that says so."""
-    job = dataclasses.replace(LONG_BACKOFF, args=(*LONG_BACKOFF.args, *IMPATIENT))
-    report = run(second(faults.LinkDown(), node(1), ALL_BACK_OFF, job, GIVES_UP))
+    report = run(CUT_FOR_GOOD)
     assert in_backoff(report, 1)
 
 

@@ -6,6 +6,8 @@ import sys
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.host import host_state
+
 # No deadline and no check of speed: a machine that is busy is not a defect of the code.
 settings.register_profile(
     "chaoslab",
@@ -24,6 +26,14 @@ def forgotten_reports():
     runner = sys.modules.get("chaoslab.runner")
     if runner is not None:
         runner.SESSION.reports.clear()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def untouched_host():
+    """Compare the host's network and mounts before everything and after everything."""
+    before = host_state()
+    yield
+    assert host_state() == before
 
 
 FAST_FIRST = ("values", "measure", "bounds", "report", "cluster", "agent", "resilience", "inject")

@@ -110,7 +110,7 @@ def finishes() -> Bound:
 
 
 def leaves_nothing_behind() -> Bound:
-    """Promise that no process, socket, port or temporary file of the job remains."""
+    """Promise that no process of the job remains; with the last, its sockets and ports are gone."""
     return Bound(name="leaves_nothing_behind", check=_leaves_nothing)
 
 

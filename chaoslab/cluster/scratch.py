@@ -97,7 +97,9 @@ def sweep(reports: Path | None = None) -> list[Path]:
     reports: directory whose half-written reports are removed too.
     """
     removed = []
-    for root in sorted(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")):
+    temporary = Path(tempfile.gettempdir())
+    begun = [path for path in temporary.glob(f".{PREFIX}*") if _is_old(path)]
+    for root in sorted([*temporary.glob(f"{PREFIX}*"), *begun]):
         if root.is_dir() and not root.is_symlink() and _is_abandoned(root):
             shutil.rmtree(root, ignore_errors=True)
             removed.append(root)
@@ -110,8 +112,20 @@ def sweep(reports: Path | None = None) -> list[Path]:
     return removed
 
 
+@contextlib.contextmanager
+def locked_directory(kind: str) -> Iterator[Path]:
+    """Make a temporary directory that a sweep removes when this process was killed."""
+    with tempfile.TemporaryDirectory(prefix=f"{PREFIX}{kind}-") as name:
+        lock = os.open(Path(name, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            yield Path(name)
+        finally:
+            os.close(lock)
+
+
 def _is_old(partial: Path) -> bool:
-    """Tell whether a half-written report is nobody's any more: one is written in seconds.
+    """Tell whether what is only just begun is nobody's any more: that is a matter of seconds.
 
     A lock would not do: a run under user-mode Linux writes it in another kernel.
     """

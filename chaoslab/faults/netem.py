@@ -15,15 +15,25 @@ MAX_DELAY_S: Final = 4_294.0
 but a queue that holds packets for over an hour is a silent drop, not a delay."""
 
 
+WIDE_RATE_BYTES_PER_S: Final = 1 << 32
+"""From here on netem takes a rate as a 64-bit number. Source: TCA_NETEM_RATE64."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NetemFault(NetworkFault):
-    """A fault that one netem qdisc makes. seed: netem's own generator (Linux 6.6 on)."""
+    """A fault that one netem qdisc makes.
+
+    seed: netem's own generator (Linux 6.6 on). limit_packets: how many it holds at most, beyond
+    which it loses what comes (None: so many that a delay or a rate loses none).
+    """
 
     seed: int | None = None
+    limit_packets: int | None = None
 
     def netem(self) -> dict[str, Any]:
         """Give netem's attributes, SI units, by the names of the agent's protocol."""
-        return {} if self.seed is None else {"seed": self.seed}
+        given = {"seed": self.seed, "limit_packets": self.limit_packets}
+        return {name: value for name, value in given.items() if value is not None}
 
     @property
     def needs(self) -> tuple[str, ...]:
@@ -33,7 +43,27 @@ class NetemFault(NetworkFault):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PacketLoss(NetemFault):
+class LossFault(NetemFault):
+    """A loss, by whichever model.
+
+    ecn: packets of connections that have negotiated ECN are marked in place of being lost; all
+    others are lost as ever.
+    """
+
+    ecn: bool = False
+
+    def netem(self) -> dict[str, Any]:
+        """Give netem's attributes."""
+        return super().netem() | ({"ecn": True} if self.ecn else {})
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the agent's capabilities that this fault needs."""
+        return (*super().needs, *(("netem_ecn",) if self.ecn else ()))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PacketLoss(LossFault):
     """Each packet is lost with probability `ratio`, independently or with a correlation."""
 
     ratio: float
@@ -54,7 +84,7 @@ class PacketLoss(NetemFault):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class BurstLoss(NetemFault):
+class BurstLoss(LossFault):
     """Loss in bursts: the Gilbert-Elliott model.
 
     enter_ratio: probability per packet to go from good to bad (p); leave_ratio: from bad to
@@ -92,7 +122,7 @@ class BurstLoss(NetemFault):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class FourStateLoss(NetemFault):
+class FourStateLoss(LossFault):
     """Loss by the 4-state Markov model (p13, p31, p32, p23, p14: transition probabilities).
 
     State 1: received, 2: received within a burst, 3: lost within a burst, 4: lost alone.
@@ -157,6 +187,11 @@ class Delay(NetemFault):
             "distribution": shape if isinstance(shape, str) else list(shape),
         }
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the agent's capabilities that this fault needs."""
+        return (*super().needs, "netem_delay")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Duplication(NetemFault):
@@ -178,6 +213,11 @@ class Duplication(NetemFault):
             "duplicate_correlation_ratio": self.correlation_ratio,
         }
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the agent's capabilities that this fault needs."""
+        return (*super().needs, "netem_duplicate")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Corruption(NetemFault):
@@ -198,6 +238,11 @@ class Corruption(NetemFault):
             "corrupt_ratio": self.ratio,
             "corrupt_correlation_ratio": self.correlation_ratio,
         }
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the agent's capabilities that this fault needs."""
+        return (*super().needs, "netem_corrupt")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -230,6 +275,11 @@ class Reordering(NetemFault):
             "delay_s": self.delay_s,
         }
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the agent's capabilities that this fault needs."""
+        return (*super().needs, "netem_reorder")
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RateLimit(NetemFault):
@@ -255,18 +305,25 @@ class RateLimit(NetemFault):
             "cell_overhead_bytes": self.cell_overhead_bytes,
         }
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Names of the agent's capabilities that this fault needs."""
+        wide = ("netem_rate64",) if self.rate_bytes_per_s >= WIDE_RATE_BYTES_PER_S else ()
+        return (*super().needs, "rate", *wide)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Slots(NetemFault):
     """Packets leave in bunches, once per slot, as on a radio link or behind a busy host.
 
-    Either min_delay_s..max_delay_s (uniform), or distribution with delay_s and jitter_s. At
-    most `packets` packets or `size_bytes` bytes a slot (0: no limit).
+    Either min_delay_s..max_delay_s (uniform), or distribution (by name or as a table of 16-bit
+    integers) with delay_s and jitter_s. At most `packets` packets or `size_bytes` bytes a slot (0:
+    no limit).
     """
 
     min_delay_s: float = 0.0
     max_delay_s: float = 0.0
-    distribution: Distribution | None = None
+    distribution: Distribution | tuple[int, ...] | None = None
     delay_s: float = 0.0
     jitter_s: float = 0.0
     packets: int = 0
@@ -284,12 +341,13 @@ class Slots(NetemFault):
 
     def netem(self) -> dict[str, Any]:
         """Give netem's attributes."""
-        limits = {"packets": self.packets, "bytes": self.size_bytes}
+        limits: dict[str, Any] = {"packets": self.packets, "bytes": self.size_bytes}
         if self.distribution is None:
             window = {"min_delay_s": self.min_delay_s, "max_delay_s": self.max_delay_s}
         else:
             window = {"delay_s": self.delay_s, "jitter_s": self.jitter_s}
-            limits["distribution"] = self.distribution  # type: ignore[assignment]
+            shape = self.distribution
+            limits["distribution"] = shape if isinstance(shape, str) else list(shape)
         return super().netem() | {"slot": window | limits}
 
     @property
@@ -311,7 +369,7 @@ class Combined(NetemFault):
             raise refuse(self, "parts", "at least two netem faults")
         plain = NetemFault()
         for part in self.parts:
-            for field in ("duration_s", "direction", "to", "ports", "seed"):
+            for field in ("duration_s", "direction", "to", "ports", "seed", "limit_packets"):
                 if getattr(part, field) != getattr(plain, field):
                     want = f"{field} on Combined, not on a part: the parts share one qdisc"
                     raise refuse(self, "parts", want)

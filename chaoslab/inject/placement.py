@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from chaoslab import faults, schedule
+from chaoslab.agent.errors import AgentError
+from chaoslab.agent.faults import parse_fault
 from chaoslab.errors import InvalidScenario
 from chaoslab.scenario import Job
 
@@ -55,6 +57,16 @@ def place(
         return Placement(links=links, ranks=ranks, lost_nodes=nodes)
     peers = (target.second,) if isinstance(target, schedule.LinkTarget) else ()
     return Placement(links=tuple(_link_fault(fault, node, peers, addresses) for node in nodes))
+
+
+def check(placement: Placement, injection: schedule.Injection) -> None:
+    """Refuse what the agents would refuse. Raises: InvalidScenario."""
+    for link in placement.links:
+        try:
+            parse_fault(link.wire)
+        except AgentError as problem:
+            described = schedule.describe(injection.fault)
+            raise InvalidScenario(f"{described}: {problem}") from problem
 
 
 def _processes(target: schedule.Target, job: Job, seed: int, nth: int) -> Placement:
@@ -106,6 +118,11 @@ def _link_fault(
     fault: faults.Fault, node: int, peers: tuple[int, ...], addresses: Sequence[str]
 ) -> LinkAction:
     to = tuple(getattr(fault, "to", ())) or peers
+    if node in to:
+        raise InvalidScenario(
+            f"{schedule.describe(fault)} on node {node}: want other nodes in `to`, since a node's "
+            "traffic with itself does not pass its link"
+        )
     filters = {
         "peers": [addresses[peer] for peer in to],
         "ports": list(getattr(fault, "ports", ())),

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import json
 import os
 import resource
@@ -33,6 +34,7 @@ BUILD_S = 30.0
 ORDER_NAME = "order.json"
 GUEST_NAME = "guest"
 """The kernel's own name; it writes its pid into a folder of that name."""
+LOCK_NAME = "lock"
 SCRATCH_PREFIX = "/chaoslab-kernel-"
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -185,6 +187,9 @@ def main() -> int:
     kernel = None
     try:
         os.mkdir(order["scratch"], 0o700)  # noqa: PTH102
+        # Ends with this process: a sweep knows by it what a crash of the machine has left.
+        lock = os.open(f"{order['scratch']}/{LOCK_NAME}", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC)
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with open(f"{order['scratch']}/{ORDER_NAME}", "wb") as file:  # noqa: PTH123
             shutil.copyfileobj(sys.stdin.buffer, file)
         sweep_abandoned()

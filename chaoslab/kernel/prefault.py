@@ -4,6 +4,7 @@
 turn, 2 busy CPUs): three quarters of its 47,000 page faults are fresh memory. See ``prefault.c``.
 """
 
+import fcntl
 import functools
 import shutil
 import subprocess
@@ -34,7 +35,11 @@ def library() -> bytes | None:
     compiler = find_compiler()
     if compiler is None:
         return None
-    with tempfile.TemporaryDirectory(prefix="chaoslab-prefault-") as folder:
+    with (
+        tempfile.TemporaryDirectory(prefix="chaoslab-prefault-") as folder,
+        Path(folder, "lock").open("w") as lock,
+    ):
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # by which a sweep knows that it lives
         built = Path(folder, "prefault.so")
         source = Path(__file__).with_name("prefault.c")
         build = [compiler, "-O2", "-fno-builtin", "-shared", "-fPIC", "-o", str(built), str(source)]

@@ -274,7 +274,7 @@ def regroups(timeline: Timeline) -> Measurement:
 
 
 def leaks(timeline: Timeline) -> Measurement:
-    """Measure leaks: processes, ports and files of the job found after its end."""
+    """Measure leaks: processes of the job found after its end."""
     left = [str(event.get("what", "something unnamed")) for event in timeline.of("leak")]
     if left:
         return _run("leaks", len(left), "count", f"left behind: {'; '.join(left[:5])}")

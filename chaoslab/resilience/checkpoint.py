@@ -17,12 +17,24 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final, Self
 
-from chaoslab.resilience import layout, loading, retention, saving, snapshot, writing
+from chaoslab.resilience import (
+    layout,
+    loading,
+    removal,
+    retention,
+    saving,
+    snapshot,
+    writing,
+)
 from chaoslab.resilience.async_saving import InFlight
 from chaoslab.resilience.errors import CheckpointCorrupt
 
 GRACE_S: Final = 5.0
 """How long after its deadline a save in flight may take to say so."""
+
+REMOVAL_POLL_S: Final = 0.05
+REMOVAL_PATIENCE_S: Final = 5.0
+"""How long a save waits for the space of the one before the last: then it goes without."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,7 +64,8 @@ class AtomicCheckpointManager:
     directory: must be on one file system; created when missing. rank, world_size: this process's
     place. keep: how many checkpoints stay. deadline_s: limit of one save, waits for the other
     ranks included. Not to be called from two threads at once. Used as a context manager, it
-    waits for the save in flight at the end.
+    waits for the save in flight at the end. A large checkpoint that is no longer kept is out of
+    sight when the save returns; its space is given back in the background, before the next save.
     """
 
     def __init__(
@@ -81,6 +94,7 @@ class AtomicCheckpointManager:
         self.keep, self.deadline_s = keep, deadline_s
         self._in_flight: InFlight | None = None
         self._host_copy = snapshot.HostCopy()
+        self._remover = removal.Remover()
         self._damaged: set[Path] = set()
         self._is_swept = self._is_loadable = False
 
@@ -138,7 +152,7 @@ class AtomicCheckpointManager:
         self._in_flight = flight
 
     def wait(self, limit_s: float | None = None) -> Path | None:
-        """Wait for the save in flight; give its path, None when there is none.
+        """Wait for the save in flight, and for removals; give its path, None when there is none.
 
         limit_s: None for its own deadline. Raises: what ended it; CheckpointWriteFailed at the
         limit, and the save goes on.
@@ -146,9 +160,11 @@ class AtomicCheckpointManager:
         limit_s = self.deadline_s + GRACE_S if limit_s is None else _checked_limit(limit_s)
         flight = self._present_flight()
         if flight is None:
+            self._remover.wait(limit_s)
             return None
         flight.join(limit_s)
         self._in_flight = None
+        self._remover.wait(limit_s)
         return flight.outcome()
 
     def abandon(self, reason: str, *, limit_s: float = GRACE_S) -> bool:
@@ -285,17 +301,21 @@ class AtomicCheckpointManager:
     def _settle(self, work: Path, should_stop: saving.StopReason) -> None:
         """Wait for the save before. If it failed, tell the peers that this rank skips the next."""
         flight = self._present_flight()
-        if flight is None:
-            return
         try:
-            flight.join(self.deadline_s, should_stop)
-            self._in_flight = None
-            flight.outcome()
+            if flight is not None:
+                flight.join(self.deadline_s, should_stop)
+                self._in_flight = None
+                flight.outcome()
         except BaseException:
             with contextlib.suppress(OSError):
                 work.mkdir(exist_ok=True)
             saving.give_up(work, self.rank)
             raise
+        # The peers' deadlines run already.
+        end_s = time.monotonic() + min(REMOVAL_PATIENCE_S, self.deadline_s / 4)
+        while not self._remover.wait(REMOVAL_POLL_S):  # its space may be wanted
+            if should_stop() is not None or time.monotonic() > end_s:
+                return
 
     def _save(self, save: saving.Save, state: dict[str, Any]) -> Path:
         """Do this rank's part of a save, in whichever thread."""
@@ -310,7 +330,11 @@ class AtomicCheckpointManager:
         if self.rank == 0:
             self._damaged.discard(path)
             retention.tidy(
-                self.directory, committed=save.step, keep=self.keep, damaged=self._damaged
+                self.directory,
+                committed=save.step,
+                keep=self.keep,
+                damaged=self._damaged,
+                delete=self._remover.delete,
             )
         return path
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import select
 import socket
 import sys
@@ -25,6 +26,7 @@ from chaoslab.resilience.client import StoreClient
 from chaoslab.resilience.errors import GroupLost, RendezvousFailed, StoreError
 from chaoslab.resilience.rendezvous import GENERATION_KEY, advance
 from chaoslab.resilience.torch_store import TorchStore
+from chaoslab.resilience.variables import LAZY
 
 NAMES_S = 1.0
 """Limit of telling and learning which rank has which address: it only serves the blame."""
@@ -37,6 +39,9 @@ WATCHER_JOIN_S = 0.1
 
 WATCH_S = 2.0
 """One question of the watcher to the store lasts this long at most."""
+
+WATCH_BACKOFFS = 3
+"""So often a watcher that misses the store doubles its wait: it has to hear of a loss soon."""
 
 
 class Group:
@@ -66,6 +71,11 @@ class Group:
             raise RuntimeError(
                 "torch has a default process group already: want the runner to make it; does the "
                 "script call dist.init_process_group()?"
+            )
+        if os.environ.get(LAZY, "0") not in ("", "0"):
+            raise RuntimeError(
+                f"{LAZY}={os.environ[LAZY]}: want it unset, a lazy connection ignores the timeout "
+                "and cannot be watched"
             )
         self._client = client.again(timeout_s=timeout_s)
         self._watcher = client.again(timeout_s=timeout_s)
@@ -174,7 +184,7 @@ class Group:
         On the way, once all ranks have told their ends, learn them.
         """
         known = str(self.number).encode()
-        awaited = self._names.keys
+        awaited, misses = self._names.keys, 0
         while not self._stopped.is_set():
             self._look()
             try:
@@ -189,8 +199,10 @@ class Group:
                     continue
             except StoreError:
                 # The store may be away for a while; training goes on without it.
-                self._stopped.wait(self._watcher.backoff.wait_s(0))
+                self._stopped.wait(self._watcher.backoff.wait_s(misses))
+                misses = min(misses + 1, WATCH_BACKOFFS)
                 continue
+            misses = 0
             if moved is not None and not self._stopped.is_set():
                 self._lose(f"generation {self.number} has moved on to {moved.decode()}")
                 return

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 from collections.abc import Collection
 from pathlib import Path
 
-from chaoslab.resilience import layout, saving
+from chaoslab.resilience import layout, removal, saving
 from chaoslab.resilience.errors import CheckpointCorrupt, CheckpointError, CheckpointWriteFailed
 
 
@@ -60,11 +59,19 @@ def refuse_foreign(final: Path) -> None:
         )
 
 
-def tidy(directory: Path, *, committed: int, keep: int, damaged: Collection[Path]) -> None:
+def tidy(
+    directory: Path,
+    *,
+    committed: int,
+    keep: int,
+    damaged: Collection[Path],
+    delete: removal.Delete = removal.delete,
+) -> None:
     """Remove what is no longer wanted; a failure here costs space, never the save.
 
-    damaged: checkpoints known not to verify, which do not count. At most `keep` up to the step
-    committed stay, and one later step. One that holds something foreign is not counted, and stays.
+    delete: for the checkpoints; it may do so later. damaged: checkpoints known not to verify, which
+    do not count. At most `keep` up to the step committed stay, and one later step. One that holds
+    something foreign is not counted, and stays.
     """
     with contextlib.suppress(OSError, CheckpointError):
         sweep(directory, up_to=committed)
@@ -78,7 +85,7 @@ def tidy(directory: Path, *, committed: int, keep: int, damaged: Collection[Path
         kept = layout.retained(whole, committed=committed, keep=keep, future=future)
         for step, path in found:
             if step not in kept:
-                remove(path)
+                remove(path, delete=delete)
 
 
 def _verified_future(found: list[tuple[int, Path]], committed: int) -> int | None:
@@ -141,7 +148,7 @@ def _is_needed(aside: Path, step: int) -> bool:
     return True
 
 
-def remove(path: Path) -> bool:
+def remove(path: Path, *, delete: removal.Delete = removal.delete) -> bool:
     """Remove a directory of ours unless a process holds its lock; tell whether it is gone.
 
     It is renamed first, so that nobody sees half a checkpoint.
@@ -154,14 +161,17 @@ def remove(path: Path) -> bool:
         return False
     try:
         if layout.foreign_entries(path):
+            saving.unlock(fd)
             return False
         trash = path
         if not path.name.startswith("."):
             trash = path.with_name(f".trash-{path.name}-{os.getpid()}")
             path.rename(trash)
-        shutil.rmtree(trash, ignore_errors=True)
-        return not trash.exists()
     except OSError:
-        return False
-    finally:
         saving.unlock(fd)
+        return False
+    except BaseException:
+        saving.unlock(fd)
+        raise
+    delete(trash, fd)
+    return not trash.exists()

@@ -180,7 +180,11 @@ class FaultTolerantRunner:
                 f"{others[0].reason}: this job would begin anew beside it; give "
                 "any_world_size=True to go on from it, or another directory"
             )
-        self._refused = [item.reason for item in survey.refused]
+        reasons = [item.reason for item in survey.refused]
+        for reason in reasons:
+            if reason not in self._refused:
+                self._say(f"refuses a checkpoint: {reason}")
+        self._refused = reasons
         return rendezvous.Member(
             rank=self.rank,
             process=self._process,
@@ -356,11 +360,9 @@ class FaultTolerantRunner:
         tell: the others do not know yet. stuck: a thread hangs in torch, which could hold up the
         interpreter's own end. Raises: CircuitOpen.
         """
-        probe.emit("circuit_opened", reason=reason)
-        with contextlib.suppress(OSError):  # a terminal that is gone keeps nothing here
-            sys.stderr.write(f"chaoslab.resilience: rank {self.rank} gives up: {reason}\n")
-            sys.stderr.flush()
         leaving.leave_within(self.limits.exit_s + self.limits.teardown_s)
+        probe.emit("circuit_opened", reason=reason)
+        self._say(f"gives up: {reason}")
         if tell:
             with contextlib.suppress(StoreError):
                 rendezvous.open_circuit(
@@ -373,6 +375,12 @@ class FaultTolerantRunner:
         self._client.close()
         leaving.free_accelerators()
         raise CircuitOpen(reason, CIRCUIT_OPEN_STATUS)
+
+    def _say(self, what: str) -> None:
+        """Tell whoever reads this rank's standard error; one that is gone keeps nothing here."""
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            sys.stderr.write(f"chaoslab.resilience: rank {self.rank} {what}\n")
+            sys.stderr.flush()
 
     def _run_name(self) -> str:
         """Give a name that all ranks of this store's job share and no other job has."""

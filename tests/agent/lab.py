@@ -19,6 +19,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import pytest
+
 from chaoslab.agent import main
 
 if TYPE_CHECKING:
@@ -101,6 +103,8 @@ class Lab:
     """Nodes n0..n(count-1) at 10.77.0.1.. on one bridge."""
 
     def __init__(self, count: int = 2) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("NotAvailable: these tests make network namespaces: want root")
         self.stack = ExitStack()
         self._hub = self.keeper()
         self._in_hub("ip", "link", "add", "br0", "type", "bridge")

@@ -310,7 +310,7 @@ def test_where_ping_is_forbidden_probes_go_by_tcp(lab, need, monkeypatch, fault)
     need(fault["kind"])
     monkeypatch.setattr(setup, "_PING_GROUPS", Path("/proc/nowhere/ping_group_range"))
     node, peer = lab.nodes[1], lab.nodes[0].address
-    node.ip("-qw", "net.ipv4.ping_group_range=1 0", tool="sysctl")
+    node.ip("-c", "echo 1 0 > /proc/sys/net/ipv4/ping_group_range", tool="sh")
     poor = node.agent(set_up=False)
     answer = poor.ask("setup", interface="eth0", address=node.address, prefix_length=24)
     assert answer["ping"] is False

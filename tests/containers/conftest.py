@@ -26,7 +26,18 @@ from chaoslab.errors import NotAvailable
 from chaoslab.runner import SESSION
 
 START_LIMIT_S = 60.0
-OWN_NAMESPACES = ["unshare", "--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
+OWN_NAMESPACES = [
+    "setpriv",
+    "--pdeathsig",
+    "KILL",
+    "unshare",
+    "--net",
+    "--mount",
+    "--pid",
+    "--fork",
+    "--kill-child",
+    "--mount-proc",
+]
 PREPARE = """
 grep -q ' cgroup ' /proc/self/mounts || {
     mount -t tmpfs cgroup /sys/fs/cgroup

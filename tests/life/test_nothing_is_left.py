@@ -9,7 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from chaoslab.cluster.scratch import PARTIAL_OLD_S, PREFIX, scratch_directory, sweep
+from chaoslab.cluster.scratch import (
+    PARTIAL_OLD_S,
+    PREFIX,
+    locked_directory,
+    scratch_directory,
+    sweep,
+)
+from tests.host import host_state
 from tests.life.conftest import CLEAN_LIMIT_S
 
 PHASES = ["nodes_ready", "step", "effective", "healed", "run_ended"]
@@ -65,23 +72,6 @@ def test_two_runs_side_by_side_do_not_disturb_each_other(watch) -> None:
         watched.wait_clean()
 
 
-def host_state() -> dict[str, str]:
-    """Give the host's links, addresses, routes, rules, qdiscs and mounts, less counters."""
-    commands = {
-        "links": ["ip", "-o", "link"],
-        "addresses": ["ip", "-o", "addr"],
-        "routes": ["ip", "route", "show", "table", "all"],
-        "rules": ["ip", "rule"],
-        "qdiscs": ["tc", "qdisc"],
-        "named namespaces": ["ip", "netns"],
-    }
-    state = {
-        name: subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        for name, command in commands.items()
-    }
-    return state | {"mounts": Path("/proc/self/mounts").read_text()}
-
-
 def test_the_hosts_own_network_is_never_touched(watch) -> None:
     """Links, addresses, routes, qdiscs and mounts of the host are the same, also during a run."""
     before = host_state()
@@ -96,9 +86,10 @@ def test_the_hosts_own_network_is_never_touched(watch) -> None:
 
 def test_the_comparison_of_the_host_would_see_a_change() -> None:
     """The planted change: in a namespace of its own, one more qdisc makes the state differ."""
+    as_root = [] if os.geteuid() == 0 else ["-U", "-r"]
     script = "ip link set lo up; tc qdisc; tc qdisc add dev lo root pfifo; tc qdisc"
     seen = subprocess.run(
-        ["unshare", "-n", "sh", "-c", script], capture_output=True, text=True, check=True
+        ["unshare", *as_root, "-n", "sh", "-c", script], capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert len(set(seen)) > 1
 
@@ -118,13 +109,19 @@ def test_a_sweep_removes_what_a_crash_of_the_machine_left(tmp_path, monkeypatch)
     (stale / "lock").touch()
     foreign = tmp_path / f"{PREFIX}without-a-lock"
     foreign.mkdir()
-    with scratch_directory("alive", owner=None) as scratch:
+    begun = {age: tmp_path / f".{PREFIX}{age}" for age in ("old", "young")}
+    for path in begun.values():
+        path.mkdir()
+        (path / "lock").touch()
+    os.utime(begun["old"], (old_s, old_s))
+    with scratch_directory("alive", owner=None) as scratch, locked_directory("guest") as guest:
         removed = sweep(reports)
         assert scratch.root.exists()
         assert (reports / ".alive.partial").exists()
         # It may be of a run that lives with another TMPDIR, or under another kernel.
         assert (reports / ".elsewhere.partial").exists()
-    assert set(removed) == {stale, reports / ".gone.partial"}
+        assert guest.exists()
+    assert set(removed) == {stale, begun["old"], reports / ".gone.partial"}
     assert foreign.exists()
     assert (reports / "kept").exists()
     assert not scratch.root.exists()

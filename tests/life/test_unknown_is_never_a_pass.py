@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+import signal
 
 import pytest
 
@@ -26,6 +27,7 @@ from chaoslab import (
 )
 from chaoslab.bounds import Bound
 from chaoslab.history import History
+from chaoslab.runner import SESSION
 
 pytestmark = pytest.mark.netem(needed=False)
 
@@ -112,6 +114,60 @@ def test_a_fault_that_this_kernel_lacks_is_refused_before_any_rank_starts(option
     except NotAvailable as refused:
         assert "netem" in str(refused)  # noqa: PT017  either branch is checked
         assert not list(options.reports.glob("*"))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NotYet(faults.LinkDown):
+    """A fault that no kernel has."""
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """Name a capability that no agent knows."""
+        return (*super().needs, "not_yet")
+
+
+@pytest.mark.parametrize("promise", [bounds.recovers_within(20), bounds.same_result_as_twin()])
+def test_a_capability_that_is_not_there_is_refused_before_any_rank_starts(
+    options, tmp_path, promise
+) -> None:
+    """Also before the twin's ranks; the healthy twin of this test is every other one here."""
+    touched = tmp_path / "touched"
+    lacking = Injection(fault=NotYet(duration_s=1), on=node(1), at=at_step(5))
+    args = ("--touch", str(touched))
+    with pytest.raises(NotAvailable, match="this scenario needs not_yet"):
+        run(scenario(lacking, args=args, promises=[promise]), options=options)
+    assert not touched.exists()
+    assert not list(options.reports.glob("*"))
+
+
+def test_a_signal_that_is_handled_is_seen_to_be(options) -> None:
+    """The kernel's masks say so; the process goes on."""
+    usr1 = Injection(fault=faults.Signal(signal=signal.SIGUSR1), on=rank(1), at=at_step(20))
+    report = run(scenario(usr1, args=("--catch", str(int(signal.SIGUSR1)))), options=options)
+    (effective,) = History.load(report.directory / "history.jsonl").of("effective")
+    assert "handled_by_the_process" in str(effective["effect"])
+
+
+def test_a_signal_that_is_ignored_is_unknown(options) -> None:
+    """It was delivered, and had no effect: the message says which it was."""
+    usr1 = Injection(fault=faults.Signal(signal=signal.SIGUSR1), on=rank(1), at=at_step(20))
+    with pytest.raises(NotProven, match="ignores SIGUSR1"):
+        run(scenario(usr1, args=("--ignore", str(int(signal.SIGUSR1)))), options=options)
+
+
+@pytest.mark.parametrize(("limit", "delay_s"), [(0, 0.0), (2, 0.4)])
+def test_a_rank_is_started_again_so_often_and_after_so_long(options, limit, delay_s) -> None:
+    """And no more: the job has failed then, and says with which status."""
+    job = dataclasses.replace(JOB, restart=on_failure(limit=limit, delay_s=delay_s))
+    with pytest.raises(BoundExceeded, match="exited with status 1"):
+        run(scenario(args=("--crash",), promises=[bounds.finishes()], job=job), options=options)
+    history = History.load(SESSION.reports[-1].directory / "history.jsonl")
+    for index in range(JOB.nodes):
+        starts = [e.t_s for e in history.of("process_started", rank=index)]
+        ends = [e.t_s for e in history.of("process_exited", rank=index)]
+        assert len(starts) == len(ends) == limit + 1
+        pauses = [start - end for end, start in zip(ends, starts[1:], strict=False)]
+        assert all(delay_s <= pause < delay_s + 3 for pause in pauses)
 
 
 @pytest.mark.parametrize(("pid", "what"), [(2, "agent-0"), (6, "store")])

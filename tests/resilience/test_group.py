@@ -132,6 +132,14 @@ def test_a_default_group_of_the_scripts_own_is_refused_and_left_alone(store: Sto
     assert in_a_child(be) == (0, "")
 
 
+def test_lazy_connections_are_refused(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody would notice the end of a peer that has not been connected to."""
+    monkeypatch.setenv("TORCH_GLOO_LAZY_INIT", "1")
+    client = StoreClient(*parse_address(store.address), timeout_s=TIMEOUT_S)
+    with pytest.raises(RuntimeError, match="TORCH_GLOO_LAZY_INIT=1: want it unset"):
+        Group(client, number=1, rank=0, world_size=1, timeout_s=TIMEOUT_S)
+
+
 @pytest.mark.usefixtures("warmed")
 def test_a_group_with_something_in_hand_does_not_hold_up_the_next(
     store: Store, monkeypatch: pytest.MonkeyPatch
@@ -265,6 +273,7 @@ def test_a_receive_waits_a_fifth_unless_it_has_its_own_limit(
         client = StoreClient(*parse_address(store.address), timeout_s=TIMEOUT_S)
         if rank == 0:
             rendezvous.advance(client, 0, timeout_s=5)
+        client.wait([rendezvous.GENERATION_KEY])
         group = Group(client, number=1, rank=rank, world_size=2, timeout_s=2.5)
         if rank == 0:
             work = dist.irecv(torch.ones(4), 1)
@@ -295,6 +304,7 @@ def test_torchs_wrapper_for_debugging_has_the_whole_timeout(
         client = StoreClient(*parse_address(store.address), timeout_s=TIMEOUT_S)
         if rank == 0:
             rendezvous.advance(client, 0, timeout_s=5)
+        client.wait([rendezvous.GENERATION_KEY])
         group = Group(client, number=1, rank=rank, world_size=2, timeout_s=limit_s)
         if rank == 0:
             began_s = time.monotonic()

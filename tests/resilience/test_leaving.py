@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -90,3 +91,43 @@ def test_accelerator_memory_is_given_back(initialized: bool, printed: str) -> No
         text=True,
     )
     assert ended.stdout == printed
+
+
+FULL_PIPE = """
+import os, sys
+from chaoslab.resilience import AtomicCheckpointManager, FaultTolerantRunner, Limits, StoreClient
+read, write = os.pipe()
+os.set_blocking(write, False)
+try:
+    while True:
+        os.write(write, bytes(4096))
+except BlockingIOError:
+    os.set_blocking(write, True)
+runner = FaultTolerantRunner(
+    client=StoreClient("127.0.0.1", 1, timeout_s=1), rank=0, world_size=1,
+    checkpoints=AtomicCheckpointManager(sys.argv[1], rank=0, world_size=1), save_every_steps=1,
+    limits=Limits(exit_s=0.5, teardown_s=0.5),
+)
+if sys.argv[2] == "full":
+    os.dup2(write, 2)
+else:
+    sys.stderr.close()
+sys.stdout.write("up\\n")
+sys.stdout.flush()
+runner._give_up("planted", tell=False)
+"""
+
+
+@pytest.mark.parametrize(("kind", "statuses"), [("full", {75, -14}), ("closed", {75})])
+def test_a_standard_error_that_takes_nothing_holds_nobody_up(
+    tmp_path: Path, kind: str, statuses: set[int]
+) -> None:
+    """The deadline runs before the first word. Planted: a pipe that nobody reads; none at all."""
+    running = subprocess.Popen(
+        [sys.executable, "-c", FULL_PIPE, str(tmp_path / "checkpoints"), kind],
+        stdout=subprocess.PIPE,
+    )
+    assert running.stdout is not None
+    assert running.stdout.readline() == b"up\n"
+    assert running.wait(timeout=20) in statuses
+    running.communicate()

@@ -29,10 +29,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--wreck-at", type=int, default=None)
     parser.add_argument("--crash", action="store_true")
     parser.add_argument("--hang", action="store_true")
+    parser.add_argument("--catch", type=int, default=None, help="a signal that does nothing")
+    parser.add_argument("--ignore", type=int, default=None, help="a signal that is ignored")
     return parser.parse_args()
 
 
-def main() -> int:  # noqa: C901  one flat story
+def main() -> int:  # noqa: C901, PLR0912  one flat story
     chosen = parse()
     if chosen.crash:
         raise RuntimeError("planted crash")
@@ -42,6 +44,10 @@ def main() -> int:  # noqa: C901  one flat story
         os.setsid()
         time.sleep(60)
         os._exit(0)
+    if chosen.catch is not None:
+        signal.signal(chosen.catch, lambda *_: None)
+    if chosen.ignore is not None:
+        signal.signal(chosen.ignore, signal.SIG_IGN)
     probe.emit("rank_started", pid=os.getpid())
     for step in range(1, chosen.steps + 1):
         time.sleep(chosen.step_s)

@@ -19,6 +19,7 @@ from chaoslab import probe
 from chaoslab.resilience import rendezvous
 from chaoslab.resilience.client import StoreClient
 from chaoslab.resilience.errors import RendezvousFailed, StoreError
+from chaoslab.resilience.failures import Failure
 from chaoslab.resilience.runner import FaultTolerantRunner
 
 PACE_S = 0.005
@@ -49,7 +50,7 @@ class HammeringRunner(FaultTolerantRunner):
                 client.close()
         raise AssertionError("unreachable: the count has no end")
 
-    def _recover(self) -> None:
+    def _recover(self, failure: Failure) -> None:
         """Neither back off nor check anything."""
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import math
 import sys
 import time
 from pathlib import Path
@@ -24,8 +25,8 @@ from chaoslab.resilience.runner import FaultTolerantRunner
 class OnTheTick(Backoff):
     """Waits until the clock's next full second."""
 
-    def wait_s(self, attempt: int) -> float:  # noqa: ARG002  the same for all
-        """Give the time until then, in seconds."""
+    def wait_s(self, attempt: int, *, most_s: float = math.inf) -> float:  # noqa: ARG002
+        """Give the time until then, in seconds: the same for all, whatever they were given."""
         return 1.0 - time.monotonic() % 1.0
 
 

@@ -32,6 +32,7 @@ from chaoslab import (
     while_recovering,
 )
 from chaoslab.options import from_environment
+from chaoslab.runner import expectation
 from chaoslab.scenario import check_files
 
 JOB = Job(script="examples/charlm.py", nodes=4, steps=100)
@@ -199,6 +200,54 @@ def test_a_percentage_is_answered_with_the_ratio_to_write() -> None:
     """The commonest slip is answered with its mend."""
     with pytest.raises(InvalidScenario, match=r"for 20 % write ratio=0\.20"):
         faults.PacketLoss(ratio=20)
+
+
+BAD_ON_A_LINK = [
+    faults.FourStateLoss(p13=0.2, p32=0.1),
+    faults.FourStateLoss(p13=0.7, p14=0.6),
+    faults.FourStateLoss(p13=0.2, p31=0.0),
+    faults.Delay(delay_s=5, jitter_s=2.2),
+    faults.Delay(delay_s=0.1, distribution="normal"),
+    faults.Delay(delay_s=0.1, correlation_ratio=0.5),
+    faults.Delay(delay_s=0.1, jitter_s=0.01, distribution=(0.5, 1)),
+    faults.Delay(delay_s=0.1, jitter_s=0.01, distribution=(0,) * 12289),
+    faults.Slots(distribution="uniform", delay_s=0.1, jitter_s=0.01),
+    faults.Slots(distribution="normal", delay_s=0.1),
+    faults.Slots(min_delay_s=0.01, max_delay_s=0.02, packets=-1),
+    faults.Combined(
+        parts=(faults.PacketLoss(ratio=0.1), faults.BurstLoss(enter_ratio=0.1, leave_ratio=0.5))
+    ),
+    faults.PacketLoss(ratio=0.1, seed=-1),
+    faults.PacketLoss(ratio=0.1, limit_packets=0),
+    faults.RateLimit(rate_bytes_per_s=1.5),
+    faults.RateLimit(rate_bytes_per_s=1000, cell_size_bytes=-1),
+    faults.Flapping(down_s=0.0005, up_s=1),
+    faults.ConnectionReset(ports=(0,)),
+    faults.SilentDrop(ports=tuple(range(1, 1026))),
+]
+"""Each is sound by itself, or so it seems; the agent would refuse it in the middle of a run."""
+
+
+@pytest.mark.parametrize("fault", BAD_ON_A_LINK, ids=lambda fault: type(fault).__name__)
+def test_what_an_agent_would_refuse_is_refused_before_anything_starts(fault) -> None:
+    """The message names the fault as it was written, and what is wanted."""
+    injection = Injection(fault=fault, on=node(1), at=at_step(5))
+    with pytest.raises(InvalidScenario, match=FORM) as caught:
+        expectation(scenario(injection), Options())
+    assert type(fault).__name__ in str(caught.value)
+
+
+@pytest.mark.parametrize("target", [everywhere(), ranks(4), between(1, 2)])
+def test_a_nodes_traffic_with_itself_is_refused_on_every_target(target) -> None:
+    """It passes no link. The healthy twin names another node."""
+    own, other = (
+        Injection(fault=faults.SilentDrop(to=(to,)), on=target, at=at_step(5)) for to in (1, 9)
+    )
+    with pytest.raises(InvalidScenario, match="traffic with itself"):
+        expectation(scenario(own), Options())
+    wide = dataclasses.replace(JOB, nodes=10)
+    if target == between(1, 2):
+        expectation(scenario(other, job=wide), Options())
 
 
 GOOD = [
