@@ -67,7 +67,7 @@ def main() -> None:
         print(
             f"T = {chosen.timeout_s:g} s, {name:7s} median {median_s:6.2f} s  "
             f"(least {min(values):.2f}, most {max(values):.2f}, n={len(values)})  "
-            f"at most {most_s:.2f} s: {'held' if median_s <= most_s else 'NOT HELD'}"
+            f"at most {most_s:.2f} s: {'held' if max(values) <= most_s else 'NOT HELD'}"
         )
 
 

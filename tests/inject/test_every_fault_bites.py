@@ -123,7 +123,7 @@ def test_a_fault_of_a_moment_bites(tmp_path, fault, target) -> None:
 def test_a_netem_fault_bites_and_is_healed(tmp_path, fault) -> None:
     """Each attribute of netem, as a scenario uses it: seen to bite, healed, pristine."""
     injection = Injection(fault=fault, on=node(1), at=at_step(20))
-    job = dataclasses.replace(JOB, steps=600)
+    job = dataclasses.replace(JOB, steps=350 if fault.duration_s == WINDOW_S else 900)
     history = story(
         tmp_path, injection, promises=[bounds.recovers_within(20)], job=job, kernel="auto"
     )

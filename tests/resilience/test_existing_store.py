@@ -85,7 +85,7 @@ def host(warmed: None) -> Iterator[Host]:  # noqa: ARG001
     running = Host()
     yield running
     running.close()
-    until(lambda: not calls(), "every call to end")
+    until(lambda: not calls(), "every call to end", limit_s=60.0)  # torch takes 15 s to see it
 
 
 @pytest.fixture(params=["plain", "prefixed"])

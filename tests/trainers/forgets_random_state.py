@@ -16,5 +16,5 @@ import charlm
 from chaoslab.resilience import state
 
 if __name__ == "__main__":
-    state.set_random_states = lambda _: None  # the defect
+    state.set_random_states = lambda states: None  # noqa: ARG005  the defect
     sys.exit(charlm.main())

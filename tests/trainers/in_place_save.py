@@ -49,7 +49,7 @@ class InPlaceCheckpoints(AtomicCheckpointManager):
             self.directory.mkdir(parents=True, exist_ok=True)
             with self.file.open("wb") as raw:
                 content = {"step": step, "everyone": everyone, "task": state["task"]}
-                torch.save(content, probe.watched(raw))  # type: ignore[arg-type]
+                torch.save(content, probe.watched(raw))
                 raw.flush()
                 os.fsync(raw.fileno())
             probe.emit("save_committed", step=step, path=str(self.file))

@@ -22,7 +22,7 @@ TORCH_DEFAULT_TIMEOUT_S = 1800.0
 
 def make_runner(options: argparse.Namespace, *, rank: int, world_size: int) -> FaultTolerantRunner:
     """Build a runner that waits as long as torch does by default."""
-    Group._watch = lambda _: None  # type: ignore[method-assign]  # the defect
+    Group._watch = lambda _: None  # type: ignore[assignment,method-assign]  # the defect
     runner = charlm.make_runner(options, rank=rank, world_size=world_size)
     runner.limits = dataclasses.replace(runner.limits, timeout_s=TORCH_DEFAULT_TIMEOUT_S)
     return runner
