@@ -9,8 +9,10 @@ from pathlib import Path
 COUNTED = re.compile(r" (valid_lft|preferred_lft|expires|age) \S+")
 """Seconds that count down: leases of addresses and routes."""
 
-OF_THE_MODULE = re.compile(r"^(\d+: |qdisc .* dev )ifb[01]\b.*\n", re.MULTILINE)
-"""The kernel makes these two, idle, when the first ifb device of any namespace loads the module.
+OF_THE_MODULE = re.compile(
+    r"^\d+: ifb[01]: <BROADCAST,NOARP> .* qdisc noop state DOWN .*\n", re.MULTILINE
+)
+"""The kernel makes these two when the first ifb device of any namespace loads the module: one that is used shows.
 
 Source: drivers/net/ifb.c, numifbs.
 """
