@@ -12,8 +12,9 @@ COUNTED = re.compile(r" (valid_lft|preferred_lft|expires|age) \S+")
 OF_THE_MODULE = re.compile(
     r"^\d+: ifb[01]: <BROADCAST,NOARP> .* qdisc noop state DOWN .*\n", re.MULTILINE
 )
-"""The kernel makes these two when the first ifb device of any namespace loads the module: one that is used shows.
+"""The kernel makes these two, idle, when the first ifb device of any namespace loads the module.
 
+One that is used shows.
 Source: drivers/net/ifb.c, numifbs.
 """
 
