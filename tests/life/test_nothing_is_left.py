@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -84,14 +85,37 @@ def test_the_hosts_own_network_is_never_touched(watch) -> None:
     assert host_state() == before
 
 
-def test_the_comparison_of_the_host_would_see_a_change() -> None:
-    """The planted change: in a namespace of its own, one more qdisc makes the state differ."""
+CHANGES = {
+    "links": "ip link add left type bridge",
+    "addresses": "ip address add 127.9.9.9/32 dev lo",
+    "routes": "ip route add 127.9.0.0/16 dev lo",
+    "rules": "ip rule add to 127.9.0.0/16 table 9",
+    "qdiscs": "tc qdisc add dev lo root pfifo",
+    "mounts": "mount -t tmpfs left /mnt",
+}
+"""What a run might leave, by the part of the host's state that it changes."""
+
+
+@pytest.mark.parametrize("part", CHANGES)
+def test_the_comparison_of_the_host_would_see_a_change(part: str) -> None:
+    """The planted change, in namespaces of its own; without one the state is the same."""
     as_root = [] if os.geteuid() == 0 else ["-U", "-r"]
-    script = "ip link set lo up; tc qdisc; tc qdisc add dev lo root pfifo; tc qdisc"
+    script = f"""
+import subprocess
+from tests.host import host_state
+subprocess.run("ip link set lo up", shell=True, check=True)
+before = host_state()
+assert host_state() == before
+subprocess.run("{CHANGES[part]}", shell=True, check=True)
+print(*(name for name, value in host_state().items() if value != before[name]))
+"""
     seen = subprocess.run(
-        ["unshare", *as_root, "-n", "sh", "-c", script], capture_output=True, text=True, check=True
-    ).stdout.splitlines()
-    assert len(set(seen)) > 1
+        ["unshare", *as_root, "-n", "-m", sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert part in seen.stdout.split()
 
 
 def test_a_sweep_removes_what_a_crash_of_the_machine_left(tmp_path, monkeypatch) -> None:
