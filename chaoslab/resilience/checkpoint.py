@@ -13,6 +13,7 @@ import contextlib
 import dataclasses
 import math
 import time
+import warnings
 from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Final, Self
@@ -193,7 +194,9 @@ class AtomicCheckpointManager:
     def latest(self, *, any_world_size: bool = False) -> Found | None:
         """Find the newest checkpoint that verifies, reading every byte of every shard.
 
-        any_world_size: also one that another number of ranks saved; see `load`.
+        None where there is none; where there are some and all are refused, a RuntimeWarning says
+        why each was. any_world_size: also one that another number of ranks saved; see `load`.
+
         Raises: CheckpointError when the directory cannot be read.
         """
         refused: list[layout.Refused] = []
@@ -204,6 +207,10 @@ class AtomicCheckpointManager:
                 continue
             size = len(found.shards)
             return Found(step=step, path=path, world_size=size, refused=tuple(refused))
+        if refused:
+            reasons = "; ".join(item.reason for item in refused)
+            text = f"{self.directory}: all {len(refused)} checkpoints are refused: {reasons}"
+            warnings.warn(text, RuntimeWarning, stacklevel=2)
         return None
 
     def survey(self, *, any_world_size: bool = False) -> Survey:

@@ -129,6 +129,7 @@ def test_a_crash_at_any_file_operation_leaves_the_old_or_the_new(case: str, tmp_
     assert alone(directory).load(step) == {"a": -step}
 
 
+@pytest.mark.filterwarnings("ignore:.*all 1 checkpoints are refused:RuntimeWarning")
 def test_a_commit_that_removes_before_it_renames_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
