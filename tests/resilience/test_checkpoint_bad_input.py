@@ -26,6 +26,9 @@ from chaoslab.resilience.errors import (
     SaveAbandoned,
 )
 
+# Damaging checkpoints is what these tests do; latest() warns of it.
+pytestmark = pytest.mark.filterwarnings("ignore:.*checkpoints are refused:RuntimeWarning")
+
 INF, NAN = float("inf"), float("nan")
 
 

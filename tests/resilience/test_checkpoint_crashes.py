@@ -31,6 +31,9 @@ from hypothesis import given, settings, strategies as st
 from chaoslab.resilience import digests, layout, retention, saving
 from chaoslab.resilience.errors import CheckpointCorrupt, CheckpointError, SaveAbandoned
 
+# Damaging checkpoints is what these tests do; latest() warns of it.
+pytestmark = pytest.mark.filterwarnings("ignore:.*checkpoints are refused:RuntimeWarning")
+
 CRASHED = 99
 OPERATIONS = {
     *("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.truncate", "fcntl.flock"),
@@ -129,7 +132,6 @@ def test_a_crash_at_any_file_operation_leaves_the_old_or_the_new(case: str, tmp_
     assert alone(directory).load(step) == {"a": -step}
 
 
-@pytest.mark.filterwarnings("ignore:.*all 1 checkpoints are refused:RuntimeWarning")
 def test_a_commit_that_removes_before_it_renames_is_caught(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
