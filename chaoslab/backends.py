@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from chaoslab import errors
+from chaoslab import errors, platforms
 from chaoslab.cluster import namespaces
 from chaoslab.cluster.containers import start as containers
 from chaoslab.cluster.containers.engine import Engine
@@ -90,10 +90,12 @@ class Namespaces:
             run_id=scratch.run_id,
             nodes=wanted.job.nodes,
             owner=wanted.owner,
+            volume=scratch.checkpoints,
+            volume_bytes=wanted.job.disk_bytes,
             on_exit=listeners.on_exit,
             on_agent_event=listeners.on_agent_event,
         ) as cluster:
-            yield Up(cluster=cluster, inside=inside)
+            yield Up(cluster=cluster, inside=inside, platform=platforms.of_this_machine())
 
 
 class Docker:
@@ -112,7 +114,7 @@ class Docker:
                 run_id=wanted.scratch.run_id,
                 nodes=wanted.job.nodes,
                 images=images,
-                limits=Limits(),
+                limits=Limits(disk_bytes=wanted.job.disk_bytes or 0),
                 cwd=wanted.cwd,
                 script=wanted.script,
                 preload=PRELOAD if wanted.job.warm else None,

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from chaoslab.backends import Backend, Listeners, Wanted
+from chaoslab.cluster import keys
 from chaoslab.cluster.interface import Cluster, Inside
 from chaoslab.cluster.scratch import Scratch
 from chaoslab.errors import HarnessError, NotAvailable
@@ -24,6 +25,7 @@ from chaoslab.inject.placement import place
 from chaoslab.inject.triggers import holds_of
 from chaoslab.job.environment import Places
 from chaoslab.job.ranks import STORE_KEY, Ranks
+from chaoslab.platforms import Platform, mending
 from chaoslab.scenario import Job
 from chaoslab.schedule import AgentTarget, Injection, StoreTarget
 
@@ -72,7 +74,7 @@ async def execute(execution: Execution, backend: Backend, scratch: Scratch) -> H
         )
         conductor.make_places()
         async with backend.up(wanted, listeners) as up:
-            await conductor.conduct(up.cluster, up.inside)
+            await conductor.conduct(up.cluster, up.inside, up.platform)
         return feed.history
 
 
@@ -111,9 +113,9 @@ class _Conductor:
             if self._execution.owner is not None:
                 os.chown(directory, *self._execution.owner)
 
-    async def conduct(self, cluster: Cluster, inside: Inside) -> None:
+    async def conduct(self, cluster: Cluster, inside: Inside, platform: Platform) -> None:
         """Play the whole execution on a cluster that is up."""
-        await self._check_capabilities(cluster)
+        await self._check_capabilities(cluster, platform)
         await self._check_pristine(cluster, "before")
         self._feed.note("nodes_ready", nodes=cluster.nodes, addresses=list(cluster.addresses))
         ranks = self._ranks = self._make_ranks(cluster, inside)
@@ -128,6 +130,7 @@ class _Conductor:
                 await self._wait_for_the_end(ranks, [*tasks, lost, tail])
             finally:
                 lost.cancel()
+                await asyncio.gather(lost, return_exceptions=True)
         finally:
             ranks.close()
             try:
@@ -141,7 +144,7 @@ class _Conductor:
         await self._check_orphans(cluster)
         await self._check_pristine(cluster, "after")
 
-    async def _check_capabilities(self, cluster: Cluster) -> None:
+    async def _check_capabilities(self, cluster: Cluster, platform: Platform) -> None:
         if not self._execution.needs:
             return
         answer = await cluster.ask_agent(0, "probe", limit_s=_AGENT_LIMIT_S)
@@ -149,7 +152,10 @@ class _Conductor:
         for need in sorted(self._execution.needs):
             if can.get(need) is not True:
                 reason = can.get(need, "the agent does not know this capability")
-                raise NotAvailable(f"this scenario needs {need}: {reason}")
+                hint = mending(need, platform, has_netem=can.get("netem") is True)
+                raise NotAvailable(
+                    f"this scenario needs {need}: {reason}" + (f"; {hint}" if hint else "")
+                )
 
     async def _check_pristine(self, cluster: Cluster, when: str) -> None:
         gone = self._dead_agents()
@@ -170,7 +176,7 @@ class _Conductor:
         """Give the keys of the agents, and the store's, that the schedule acts on."""
         targets = [injection.on for injection in self._execution.schedule]
         store = {STORE_KEY for target in targets if isinstance(target, StoreTarget)}
-        return frozenset(store | {f"agent-{node}" for node in self._dead_agents()})
+        return frozenset(store | {keys.of_agent(node) for node in self._dead_agents()})
 
     def _dead_agents(self) -> set[int]:
         targets = [injection.on for injection in self._execution.schedule]
@@ -261,4 +267,5 @@ def _is_left(process: dict[str, Any], excused: set[str]) -> bool:
     key = process["key"] or ""
     if key in excused:
         return False
-    return not key.startswith("agent-") and key != "store" and process["state"] not in ("Z", None)
+    is_ours = keys.agents_node(key) is not None or key == STORE_KEY
+    return not is_ours and process["state"] not in ("Z", None)

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, Final
 from xml.etree import ElementTree as ET
 
-from chaoslab import kernel
+from chaoslab import kernel, platforms
 from chaoslab.errors import HarnessError, NotAvailable
 from chaoslab.options import from_environment
 
@@ -94,7 +94,8 @@ def tests_for_the_guest(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     guest = kernel.user_mode_linux()
     if not guest.available:
         raise NotAvailable(
-            f"{len(moved)} tests need netem; this kernel: {host.reason}; "
+            f"{len(moved)} tests need netem; this kernel: {host.reason}: "
+            f"{platforms.mending('netem', platforms.of_this_machine())}; "
             f"user-mode Linux: {guest.reason}"
         )
     return moved

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
 
-from chaoslab import bounds, naming, versions
+from chaoslab import bounds, naming, platforms, versions
 from chaoslab.cluster.containers import leftovers
 from chaoslab.cluster.scratch import Scratch, scratch_directory, scratch_root, sweep
 from chaoslab.conduct import Execution, execute
@@ -79,8 +79,10 @@ def _check_machine(scenario: Scenario, options: Options) -> None:
     own_kernel = options.backend == "namespaces"
     if own_kernel and "netem" in scenario.needs and not SESSION.netem.available:
         raise NeedsNetem(
-            f"this scenario needs netem: {SESSION.netem.reason} (or, for pytest, with "
-            "--chaos-kernel=auto and the test marked @pytest.mark.netem)"
+            f"this scenario needs netem: {SESSION.netem.reason}: "
+            f"{platforms.mending('netem', platforms.of_this_machine())}; or run with "
+            "--chaos-kernel=uml (or, for pytest, with --chaos-kernel=auto and the test marked "
+            "@pytest.mark.netem)"
         )
     try:
         options.reports.mkdir(parents=True, exist_ok=True)
@@ -111,7 +113,7 @@ def _run_once(scenario: Scenario, options: Options, script: Path) -> Report:
             history=history,
             logs=scratch.nodes,
             seed=options.seed,
-            versions=versions.of_this_machine(options),
+            versions=versions.of_a_run(options, SESSION.engine_of(options)),
             replay=naming.replay_command(options),
             twin_source=twin_source,
             twin=twin,

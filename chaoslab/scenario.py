@@ -17,10 +17,21 @@ from chaoslab.schedule import Injection
 MAX_NODES = 250
 """A run's nodes share one /24 subnet, less the store's and the bridge's addresses."""
 
+MIN_DISK_BYTES = 1 << 20
+"""A smaller volume holds no checkpoint."""
+
 
 def _is_seconds(value: object) -> bool:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     return number and math.isfinite(value) and value >= 0  # type: ignore[arg-type,operator]
+
+
+def _check_disk(size: object) -> None:
+    whole = isinstance(size, int) and not isinstance(size, bool)
+    if size is not None and not (whole and size >= MIN_DISK_BYTES):  # type: ignore[operator]
+        raise InvalidScenario(
+            f"Job(disk_bytes={size!r}): want a whole number >= {MIN_DISK_BYTES}, or None"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -62,7 +73,8 @@ class Job:
     `--steps N`. args: further arguments. env: further environment. restart: what the
     scheduler does when a rank fails. warm: ranks are forked from a process that has imported
     torch (seconds saved; set False for a script that cannot be forked). limit_s: the run is
-    given up after this long.
+    given up after this long. disk_bytes: size of the volume that holds the checkpoints, which is
+    then one in memory (None: a directory of the disk, without a limit).
     """
 
     script: str
@@ -75,6 +87,7 @@ class Job:
     restart: RestartPolicy = NEVER
     warm: bool = True
     limit_s: float = 300.0
+    disk_bytes: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse values out of range. Raises: InvalidScenario."""
@@ -86,6 +99,7 @@ class Job:
             raise InvalidScenario(f"Job(nodes={self.nodes}): want nodes <= {MAX_NODES}")
         if not _is_seconds(self.limit_s) or self.limit_s == 0:
             raise InvalidScenario(f"Job(limit_s={self.limit_s!r}): want limit_s > 0, in seconds")
+        _check_disk(self.disk_bytes)
         if not isinstance(self.restart, RestartPolicy):
             raise InvalidScenario(
                 f"Job(restart={self.restart!r}): want NEVER or on_failure(limit=3)"
@@ -250,8 +264,12 @@ def _check_target(job: Job, target: schedules.Target, fault: fault_kinds.Fault) 
             if not isinstance(index, int) or not 0 <= index < job.world_size:
                 raise InvalidScenario(f"rank({index!r}): want a rank in 0..{job.world_size - 1}")
             _check_peers(fault, index // job.ranks_per_node)
-        case schedules.NodeTarget(node=index) | schedules.AgentTarget(node=index):
-            _check_node(job, index, f"node({index!r})")
+        case (
+            schedules.NodeTarget(node=index)
+            | schedules.ContainerTarget(node=index)
+            | schedules.AgentTarget(node=index)
+        ):
+            _check_node(job, index, schedules.describe(target))
             _check_peers(fault, index)
         case schedules.RanksTarget(count=count):
             if not 1 <= count <= job.world_size:
@@ -262,6 +280,7 @@ def _check_target(job: Job, target: schedules.Target, fault: fault_kinds.Fault) 
             if first == second:
                 raise InvalidScenario(f"between({first}, {second}): want two different nodes")
     _check_fits(job, target, fault)
+    _check_pairs(job, target, fault)
 
 
 def _check_peers(fault: fault_kinds.Fault, own: int) -> None:
@@ -289,6 +308,26 @@ def _check_fits(job: Job, target: schedules.Target, fault: fault_kinds.Fault) ->
         raise InvalidScenario(f"{name} on agent_of(...): want a process fault")
     elif isinstance(fault, fault_kinds.NodeLoss) and isinstance(target, schedules.StoreTarget):
         raise InvalidScenario("NodeLoss on store(): want Kill() or SilentDrop() on store()")
+
+
+def _check_pairs(job: Job, target: schedules.Target, fault: fault_kinds.Fault) -> None:
+    """Check the targets that go with few faults, and the fault that goes with one target."""
+    name = type(fault).__name__
+    if isinstance(target, schedules.ContainerTarget) and not isinstance(
+        fault, fault_kinds.Kill | fault_kinds.Stop
+    ):
+        raise InvalidScenario(
+            f"{name} on container_of(...): want Kill() or Stop(); for one process use rank(n), for "
+            "its link node(n)"
+        )
+    is_disk = isinstance(fault, fault_kinds.DiskFull)
+    if is_disk != isinstance(target, schedules.VolumeTarget):
+        raise InvalidScenario(f"{name} on {schedules.describe(target)}: want DiskFull on volume()")
+    if is_disk and job.disk_bytes is None:
+        raise InvalidScenario(
+            "DiskFull on volume(): want Job(disk_bytes=), since nothing of the machine's own disk "
+            "is filled"
+        )
 
 
 def _check_trigger(  # noqa: C901  one case per trigger

@@ -29,6 +29,13 @@ class NodeTarget:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ContainerTarget:
+    """The training container of one node: all that runs on the node, but not its network."""
+
+    node: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class StoreTarget:
     """The rendezvous store: its process, or its host's link."""
 
@@ -60,14 +67,21 @@ class EverywhereTarget:
     """Every node of the cluster (for a partition)."""
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class VolumeTarget:
+    """The volume that holds the checkpoints, which all nodes share."""
+
+
 Target = (
     RankTarget
     | NodeTarget
+    | ContainerTarget
     | StoreTarget
     | AgentTarget
     | RanksTarget
     | LinkTarget
     | EverywhereTarget
+    | VolumeTarget
 )
 
 
@@ -79,6 +93,14 @@ def rank(index: int) -> RankTarget:
 def node(index: int) -> NodeTarget:
     """Target one node, 0-based."""
     return NodeTarget(node=index)
+
+
+def container_of(index: int) -> ContainerTarget:
+    """Target the training container of one node, 0-based: every process of it at once.
+
+    Its network, and the faults on it, stay. Where a node is no container, its processes are meant.
+    """
+    return ContainerTarget(node=index)
 
 
 def store() -> StoreTarget:
@@ -109,6 +131,11 @@ def between(first: int, second: int) -> LinkTarget:
 def everywhere() -> EverywhereTarget:
     """Target every node."""
     return EverywhereTarget()
+
+
+def volume() -> VolumeTarget:
+    """Target the volume that holds the checkpoints."""
+    return VolumeTarget()
 
 
 def drawn_ranks(target: RanksTarget, *, world_size: int, seed: int, nth: int) -> tuple[int, ...]:
@@ -203,7 +230,8 @@ def while_recovering() -> WhileRecovering:
 
 
 _TARGETS = (
-    "rank(n), ranks(k), one_rank(), node(n), store(), agent_of(n), between(a, b), everywhere()"
+    "rank(n), ranks(k), one_rank(), node(n), container_of(n), store(), agent_of(n), between(a, b), "
+    "everywhere(), volume()"
 )
 _TRIGGERS = (
     "at_step(n), after(s), during_save(nth=n), on_event(kind), when_healed(i), while_recovering()"
@@ -245,23 +273,31 @@ class Injection:
             )
 
 
-def describe(value: object) -> str:  # noqa: C901, PLR0911  one case per kind
+def describe(value: object) -> str:
     """Give a fault, target or trigger as code to paste: only what differs from the defaults."""
+    return _target(value) or _trigger(value) or _as_call(value)
+
+
+def _target(value: object) -> str:  # noqa: PLR0911  one case per kind
     match value:
         case RankTarget(rank=index):
             return f"rank({index})"
         case NodeTarget(node=index):
             return f"node({index})"
-        case StoreTarget():
-            return "store()"
+        case ContainerTarget(node=index):
+            return f"container_of({index})"
         case AgentTarget(node=index):
             return f"agent_of({index})"
         case RanksTarget(count=count):
             return "one_rank()" if count == 1 else f"ranks({count})"
         case LinkTarget(first=first, second=second):
             return f"between({first}, {second})"
-        case EverywhereTarget():
-            return "everywhere()"
+    plain = {StoreTarget: "store()", EverywhereTarget: "everywhere()", VolumeTarget: "volume()"}
+    return plain.get(type(value), "")
+
+
+def _trigger(value: object) -> str:
+    match value:
         case AtStep(step=step):
             return f"at_step({step})"
         case After(delay_s=delay_s):
@@ -270,7 +306,7 @@ def describe(value: object) -> str:  # noqa: C901, PLR0911  one case per kind
             return f"when_healed({injection})"
         case WhileRecovering():
             return "while_recovering()"
-    return _as_call(value)
+    return ""
 
 
 def _as_call(value: object) -> str:

@@ -9,7 +9,7 @@ import json
 from pathlib import Path
 
 from chaoslab.backends import PRELOAD, Backend, Docker, Namespaces
-from chaoslab.cluster.containers.engine import Engine
+from chaoslab.cluster.containers.engine import About, Engine
 from chaoslab.cluster.guardian import Guardian
 from chaoslab.cluster.namespaces import Server
 from chaoslab.history import History
@@ -50,6 +50,10 @@ class Session:
             self._engine = Engine()
             atexit.register(self.close)
         return self._engine
+
+    def engine_of(self, options: Options) -> About | None:
+        """Tell what engine the nodes are on (None: on none). Raises: NotAvailable."""
+        return self.engine().about if options.backend == "docker" else None
 
     @functools.cached_property
     def netem(self) -> Availability:
@@ -93,5 +97,6 @@ def twin_key(job: Job, script: Path, options: Options) -> str:
         "env": job.env,
         "seed": job.seed,
         "warm": job.warm,
+        "disk_bytes": job.disk_bytes,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -6,13 +6,17 @@ import importlib.metadata
 import os
 import platform
 
+from chaoslab.cluster.containers.engine import About
 from chaoslab.options import Options
 
 _PACKAGES = ("chaoslab", "torch", "pyroute2", "pytest")
 
 
-def of_this_machine(options: Options) -> dict[str, str]:
-    """Give versions of Python, the packages, the kernel, and what the run was done with."""
+def of_a_run(options: Options, engine: About | None) -> dict[str, str]:
+    """Give versions of Python, the packages, the kernel, and what the run was done with.
+
+    engine: that the nodes were containers of (None: they were none).
+    """
     found = {"python": platform.python_version(), "kernel": platform.release()}
     for package in _PACKAGES:
         try:
@@ -20,8 +24,9 @@ def of_this_machine(options: Options) -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             found[package] = "not installed"
     in_uml = os.environ.get("CHAOSLAB_IN_UML") == "1"
-    return found | {
+    found |= {
         "backend": options.backend,
         "kernel_choice": "uml" if in_uml else "host",
         "processors": str(os.cpu_count()),
     }
+    return found | ({} if engine is None else engine.versions())

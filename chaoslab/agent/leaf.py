@@ -60,8 +60,5 @@ def check_read_back(asked: netem.KernelNetem, leaf: tc.Qdisc) -> dict[str, objec
 def _explained(error: NetlinkError, kind: str) -> AgentError:
     name = errno.errorcode.get(error.errno or 0, "?")
     if error.errno in {errno.ENOENT, errno.EOPNOTSUPP}:
-        return not_available(
-            f"this kernel has no sch_{kind} (adding a {kind} qdisc: {name}): install "
-            f"linux-modules-extra-{os.uname().release}, or run with --chaos-kernel=uml"
-        )
+        return not_available(f"this kernel has no sch_{kind} (adding a {kind} qdisc: {name})")
     return failed(str(error))

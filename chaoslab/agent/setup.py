@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import socket
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,10 +115,7 @@ def _ensure_root(netlink: Netlink, ifindex: int) -> None:
     except NetlinkError as error:
         if error.errno not in _UNSUPPORTED:
             raise AgentError("failed", f"building the fault tree: {error}") from error
-        raise not_available(
-            f"this kernel lacks sch_htb or cls_u32 ({error}): install "
-            f"linux-modules-extra-{os.uname().release}, or run with --chaos-kernel=uml"
-        ) from error
+        raise not_available(f"this kernel lacks sch_htb or cls_u32 ({error})") from error
 
 
 def _ensure_ingress(netlink: Netlink, ifindex: int) -> int:

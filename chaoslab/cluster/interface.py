@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from chaoslab.cluster.channel import Channel
-from chaoslab.errors import AgentError, HarnessError
+from chaoslab.errors import AgentError, HarnessError, NotAvailable
+from chaoslab.platforms import Platform, mending
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,10 +35,11 @@ class Inside:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Up:
-    """Nodes that are up, and where things are inside them."""
+    """Nodes that are up, where things are inside them, and what they run on."""
 
     cluster: Cluster
     inside: Inside
+    platform: Platform
 
 
 class Cluster(Protocol):
@@ -113,6 +115,13 @@ class Cluster(Protocol):
     async def touch(self, node: int, path: Path) -> None:
         """Make an empty file in a node."""
 
+    async def fill(self, *, full: bool) -> dict[str, Any]:
+        """Fill the volume of the checkpoints, or free it again, and try to write a byte.
+
+        Returns refused (why that byte was refused, such as ENOSPC; None: it was taken), free_bytes
+        and t_s.
+        """
+
     async def ask_agent(
         self, node: int, op: str, *, limit_s: float, **fields: Any
     ) -> dict[str, Any]:
@@ -132,11 +141,15 @@ async def ask(
     return answer
 
 
-async def set_up(cluster: Cluster, *, prefix_length: int, limit_s: float) -> None:
-    """Have every agent make its node ready, all at once. Raises: AgentError."""
+async def set_up(
+    cluster: Cluster, *, prefix_length: int, limit_s: float, platform: Platform
+) -> None:
+    """Have every agent make its node ready, all at once.
+
+    Raises: AgentError; NotAvailable for modules that the platform's kernel lacks.
+    """
     requests = [
-        cluster.ask_agent(
-            index,
+        cluster.agents[index].request(
             "setup",
             limit_s=limit_s,
             interface=cluster.interface,
@@ -145,4 +158,10 @@ async def set_up(cluster: Cluster, *, prefix_length: int, limit_s: float) -> Non
         )
         for index, address in enumerate(cluster.addresses)
     ]
-    await asyncio.gather(*requests)
+    for answer in await asyncio.gather(*requests):
+        problem = None if answer["ok"] else answer["error"]
+        if problem is not None and problem["kind"] == "not_available":
+            hint = mending("silent_drop", platform)
+            raise NotAvailable(f"every node needs classes: {problem['message']}; {hint}")
+        if problem is not None:
+            raise AgentError(f"setting a node up: {problem['message']}")

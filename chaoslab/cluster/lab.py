@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
-from chaoslab.cluster import linux, plumbing, spawn
+from chaoslab.cluster import keys, linux, plumbing, spawn
 from chaoslab.cluster.supervisor import READ_BYTES, Supervisor, read_all
 
 _MAX_FDS: Final = 253
@@ -65,7 +65,7 @@ class Lab(Supervisor):
             others = [fd for fd in channels if fd != channel]
             close = [born_read, *others, *self._own_fds()]
             pid = spawn.fork_child(lambda c=channel: self._agent(c, born_write), close)  # type: ignore[misc]
-            self._keys[pid] = f"agent-{index}"
+            self._keys[pid] = keys.of_agent(index)
             self._agent_pids.append(pid)
         os.close(born_write)
         _read_exactly(born_read, count, limit_s=10.0)
@@ -137,7 +137,8 @@ def enter(control: socket.socket, options: dict[str, Any]) -> int:
     """Become a lab: new namespaces, then process 1 of the new pid namespace.
 
     Called in a fork of the server. Returns the exit status of the process outside, which
-    waits for the lab. options: user_namespace, uid, gid, forbidden_netns.
+    waits for the lab. options: user_namespace, uid, gid, forbidden_netns,
+    volume, volume_bytes.
     """
     flags = linux.CLONE_NEWNET | linux.CLONE_NEWPID | linux.CLONE_NEWNS
     if options["user_namespace"]:
@@ -156,5 +157,9 @@ def enter(control: socket.socket, options: dict[str, Any]) -> int:
 def _first_process(control: socket.socket, options: dict[str, Any]) -> int:
     os.setsid()
     linux.mount("proc", "/proc", "proc", linux.MS_NOSUID | linux.MS_NODEV | linux.MS_NOEXEC)
+    if options["volume_bytes"] is not None:
+        size = f"size={options['volume_bytes']},mode=1777"
+        flags = linux.MS_NOSUID | linux.MS_NODEV
+        linux.mount("chaoslab", options["volume"], "tmpfs", flags, size)
     Lab(control, tuple(options["forbidden_netns"])).serve()
     return 0

@@ -56,10 +56,11 @@ def setns(fd: int, kind: int) -> None:
     _checked(_libc.setns(fd, kind), f"setns({kind:#x})")
 
 
-def mount(source: str, target: str, fstype: str, flags: int) -> None:
-    """Mount a file system. Raises: OSError."""
+def mount(source: str, target: str, fstype: str, flags: int, options: str = "") -> None:
+    """Mount a file system, with options of its kind. Raises: OSError."""
     texts = (source.encode(), target.encode(), fstype.encode())
-    _checked(_libc.mount(*texts, ctypes.c_ulong(flags), None), f"mount({target})")
+    done = _libc.mount(*texts, ctypes.c_ulong(flags), options.encode() or None)
+    _checked(done, f"mount({target})")
 
 
 def keep_capabilities(

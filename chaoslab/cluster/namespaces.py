@@ -24,6 +24,7 @@ from chaoslab.cluster.channel import Channel, open_channel
 from chaoslab.cluster.plumbing import NODE_INTERFACE
 from chaoslab.cluster.spawn import Start
 from chaoslab.errors import ClusterError, HarnessError
+from chaoslab.platforms import of_this_machine
 
 _ANSWER_LIMIT_S: Final = 20.0
 _PRELOAD_LIMIT_S: Final = 120.0
@@ -125,8 +126,10 @@ class NamespacesCluster:
         addresses: Sequence[str],
         lab: Channel,
         owner: tuple[int, int] | None,
+        volume: Path,
     ) -> None:
         self.nodes = nodes
+        self._volume = volume
         self.addresses = tuple(addresses)
         self._owner = owner
         self.agents: list[Channel] = []
@@ -205,6 +208,10 @@ class NamespacesCluster:
         """List the run's processes: pid, key (None for an orphan), state, command, node."""
         return (await self._ask("processes"))["processes"]  # type: ignore[no-any-return]
 
+    async def fill(self, *, full: bool) -> dict[str, Any]:
+        """Fill the volume of the checkpoints, or free it again, and try to write a byte."""
+        return await self._ask("fill", path=str(self._volume), full=full)
+
     async def touch(self, node: int, path: Path) -> None:  # noqa: ARG002  one file system
         """Make an empty file in a node."""
         await asyncio.to_thread(path.touch)
@@ -229,18 +236,22 @@ async def start_cluster(
     run_id: str,
     nodes: int,
     owner: tuple[int, int] | None,
+    volume: Path,
+    volume_bytes: int | None,
     on_exit: Callable[[dict[str, Any]], None],
     on_agent_event: Callable[[int, dict[str, Any]], None],
 ) -> AsyncIterator[NamespacesCluster]:
     """Bring up `nodes` nodes and the store's; take everything down at the end.
 
-    owner: uid and gid of the processes (None: the harness's own). on_exit: called with each process
-    that ended (key, pid, status, t_s). on_agent_event: called with node and event.
+    owner: uid and gid of the processes (None: the harness's own). volume: directory of the
+    checkpoints; volume_bytes: the size that it gets (None: it is left as it is). on_exit: called
+    with each process that ended (key, pid, status, t_s). on_agent_event: called with node and
+    event.
     Raises: ClusterError.
     """
     network = subnet.choose(run_id, subnet.host_networks())
     addresses = [str(network[index + 1]) for index in range(nodes + 1)]
-    control = await server.fork_lab(_lab_options())
+    control = await server.fork_lab(_lab_options(volume, volume_bytes))
     ends = [socket.socketpair() for _ in addresses]
     try:
         request = {"id": 0, "op": "nodes", "count": len(ends)}
@@ -255,14 +266,21 @@ async def start_cluster(
     born: asyncio.Future[dict[str, Any]] = asyncio.get_running_loop().create_future()
     lab = await open_channel("the lab", control, on_exit)
     lab.expect(0, born)
-    cluster = NamespacesCluster(nodes=nodes, addresses=addresses, lab=lab, owner=owner)
+    cluster = NamespacesCluster(
+        nodes=nodes, addresses=addresses, lab=lab, owner=owner, volume=volume
+    )
     try:
         for index, (ours, _) in enumerate(ends):
             name = f"agent of node {index}"
             handler = _for_node(index, on_agent_event)
             cluster.agents.append(await open_channel(name, ours, handler))
         await _wait_born(born, server)
-        await interface.set_up(cluster, prefix_length=subnet.PREFIX_LENGTH, limit_s=_ANSWER_LIMIT_S)
+        await interface.set_up(
+            cluster,
+            prefix_length=subnet.PREFIX_LENGTH,
+            limit_s=_ANSWER_LIMIT_S,
+            platform=of_this_machine(),
+        )
         yield cluster
     finally:
         with contextlib.suppress(HarnessError):  # it was killed: nothing is left to close
@@ -277,8 +295,10 @@ def _for_node(
     return lambda event: on_agent_event(index, event)
 
 
-def _lab_options() -> dict[str, Any]:
+def _lab_options(volume: Path, volume_bytes: int | None) -> dict[str, Any]:
     return {
+        "volume": str(volume),
+        "volume_bytes": volume_bytes,
         "user_namespace": os.geteuid() != 0,
         "uid": os.geteuid(),
         "gid": os.getegid(),

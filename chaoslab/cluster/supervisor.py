@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from chaoslab.cluster import spawn
+from chaoslab.cluster import filling, keys, spawn
 
 READ_BYTES: Final = 1 << 16
 _START_LIMIT_S: Final = 15.0
@@ -48,6 +48,7 @@ class Supervisor:
     def __init__(self, link: Link) -> None:
         self._link = link
         self._keys: dict[int, str] = {}
+        self._dying: dict[str, list[int]] = {}
         self._wake_read, self._wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._sources: dict[int, Callable[[], None]] = {}
         self._requests: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
@@ -56,6 +57,7 @@ class Supervisor:
             "state": self._state,
             "processes": self._processes,
             "empty": self._empty_node,
+            "fill": self._fill,
             "close": self._close,
         }
 
@@ -143,42 +145,53 @@ class Supervisor:
     def _empty_node(self, request: dict[str, Any]) -> dict[str, Any]:
         """Kill every process of a node but its agent, also those that left their session."""
         killed = 0
-        for process in self._processes({})["processes"]:
-            key = process["key"] or ""
-            if process["node"] == request["node"] and not key.startswith("agent-"):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(process["pid"], signal.SIGKILL)
-                    killed += 1
+        for pid in self._all_on(request["node"]):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+                killed += 1
         return {"killed": killed}
 
+    def _fill(self, request: dict[str, Any]) -> dict[str, Any]:
+        """Fill a file system, or free it again, and try to write a byte."""
+        return filling.fill(Path(request["path"]), full=request["full"])
+
+    def _all_on(self, node: int) -> list[int]:
+        """List the processes of a node but its agent, also those that left their session."""
+        return [
+            process["pid"]
+            for process in self._processes({})["processes"]
+            if process["node"] == node and keys.agents_node(process["key"]) is None
+        ]
+
     def _signal(self, request: dict[str, Any]) -> dict[str, Any]:
-        pid = self._pid_of(request["key"])
-        if pid is None:
-            return {"gone": True, "t_s": time.monotonic()}
-        for one in _family(pid) if request.get("tree") else [pid]:
+        key, number = request["key"], request["signal"]
+        pids = self._pids_of(key, tree=bool(request.get("tree")))
+        for pid in pids:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(one, request["signal"])
-        return {"gone": False, "t_s": time.monotonic()}
+                os.kill(pid, number)
+        if pids and number == signal.SIGKILL and keys.containers_node(key) is not None:
+            self._dying[key] = pids
+        return {"gone": not pids, "t_s": time.monotonic()}
 
     def _state(self, request: dict[str, Any]) -> dict[str, Any]:
-        pid = self._pid_of(request["key"])
-        if pid is None:
+        pids = self._pids_of(request["key"], tree=bool(request.get("tree")))
+        if not pids:
             return dict(GONE)
-        seen = _look(pid)
-        if request.get("tree"):
-            family = [_look(one) for one in _family(pid)]
-            states = {one["state"] for one in family if one["state"] not in (None, "Z", "X")}
-            # Stopped when all of them are; else the state of one that is not.
-            running = states - {"T", "t"}
-            seen["state"] = min(running) if running else seen["state"]
-            seen["cpu_ticks"] = sum(one["cpu_ticks"] or 0 for one in family)
-        return seen
+        looks = [_look(pid) for pid in pids]
+        states = {one["state"] for one in looks if one["state"] not in (None, "Z", "X")}
+        # Stopped when all of them are; else the state of one that is not.
+        running = states - {"T", "t"}
+        return looks[0] | {
+            "state": min(running) if running else looks[0]["state"],
+            "cpu_ticks": sum(one["cpu_ticks"] for one in looks),
+        }
 
-    def _pid_of(self, key: str) -> int | None:
-        for pid, name in self._keys.items():
-            if name == key:
-                return pid
-        return None
+    def _pids_of(self, key: str, *, tree: bool) -> list[int]:
+        """List the processes of a key, the named one first; tree: all that descend from it, too."""
+        if (node := keys.containers_node(key)) is not None:
+            return self._all_on(node)
+        pids = [pid for pid, name in self._keys.items() if name == key]
+        return _family(pids[0]) if pids and tree else pids
 
     def _processes(self, _: dict[str, Any]) -> dict[str, Any]:
         """List what runs besides this process: what was started by name, and what is an orphan."""
@@ -214,6 +227,16 @@ class Supervisor:
                 return
             key = self._keys.pop(pid, None)
             self._ended(key, pid, os.waitstatus_to_exitcode(status))
+            self._tell_containers()
+
+    def _tell_containers(self) -> None:
+        """Tell of the end of what was killed as one: when the last of its processes is gone."""
+        for key, pids in list(self._dying.items()):
+            left = [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+            self._dying[key] = left
+            if not left:
+                del self._dying[key]
+                self._ended(key, 0, -signal.SIGKILL)
 
     def _ended(self, key: str | None, pid: int, status: int) -> None:
         event = {"event": "exited", "key": key, "pid": pid, "status": status}

@@ -7,6 +7,7 @@ node's link, in the stated direction as seen from that node; a delay is one way,
 """
 
 from chaoslab.faults.base import Direction, Fault, NetworkFault
+from chaoslab.faults.disk import DiskFull
 from chaoslab.faults.links import (
     ConnectionReset,
     Flapping,
@@ -38,6 +39,7 @@ __all__ = [
     "Corruption",
     "Delay",
     "Direction",
+    "DiskFull",
     "Distribution",
     "Duplication",
     "Fault",

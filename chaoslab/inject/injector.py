@@ -23,6 +23,7 @@ _ANSWER_LIMIT_S: Final = 10.0
 _EFFECT_LIMIT_S: Final = 5.0
 _HEAL_LIMIT_S: Final = 5.0
 _LEASE_SPARE_S: Final = 30.0
+_FULL: Final = "ENOSPC"
 
 
 class Injector:
@@ -77,6 +78,7 @@ class Injector:
         hit = await self._hit_processes()
         for node in self._placement.lost_nodes:
             await self._cluster.empty(node)
+        volume = await self._cluster.fill(full=True) if self._placement.volume else {}
         evidence = await self._begin_links()
         self._feed.note(
             "injected",
@@ -87,9 +89,9 @@ class Injector:
             ranks=list(self._placement.ranks),
             trigger=_moment(moment),
             begun_t_s=begun_t_s,
-            evidence=evidence | hit.evidence,
+            evidence=evidence | hit.evidence | ({"volume": volume} if volume else {}),
         )
-        await self._prove(hit)
+        await self._prove(hit, volume)
         if isinstance(self._injection.fault, faults.Stop) and not self._injection.fault.is_window:
             self._ranks.give_up(self._placement.ranks)
         await self._release(moment)
@@ -119,9 +121,14 @@ class Injector:
             for node, answer in zip(nodes, answers, strict=True)
         }
 
-    async def _prove(self, hit: processes.Hit) -> None:
+    async def _prove(self, hit: processes.Hit, volume: dict[str, Any]) -> None:
         """Write `effective` with what was seen, or `not_effective` with what was not."""
         seen, missing, times = await processes.effect(hit, self._cluster, self._feed)
+        if volume.get("refused") == _FULL:
+            seen["volume"] = {"refused": _FULL}
+            times.append(volume["t_s"])
+        elif volume:
+            missing.append(f"the volume took a byte, with {volume['free_bytes']} left")
         answers = await asyncio.gather(
             *(self._link_effect(place, link) for place, link in enumerate(self._placement.links))
         )
@@ -179,6 +186,10 @@ class Injector:
         if self._undoable:
             self._cut_off.pop(self._nth, None)
         missing = list(await processes.undo(fault, placement, self._cluster, self._ranks))
+        if placement.volume:
+            freed = await self._cluster.fill(full=False)
+            if freed["refused"] is not None:
+                missing.append(f"the volume refuses a byte still: {freed['refused']}")
         results = await asyncio.gather(
             *(self._heal_link(place, link) for place, link in enumerate(placement.links)),
             return_exceptions=True,
@@ -198,9 +209,8 @@ class Injector:
     def _undoable(self) -> bool:
         """Tell whether there is anything to heal: a kill and a reset are moments."""
         links = bool(self._placement.links) and not self._reset_only
-        return (links and not self._placement.lost_nodes) or isinstance(
-            self._injection.fault, faults.Stop
-        )
+        stopped = isinstance(self._injection.fault, faults.Stop)
+        return (links and not self._placement.lost_nodes) or stopped or self._placement.volume
 
     async def _heal_link(self, place: int, link: LinkAction) -> float:
         if self._reset_only:

@@ -26,15 +26,18 @@ class LinkAction:
 class Placement:
     """Where an injection acts.
 
-    links: requests to agents. ranks: ranks whose processes are hit. store: the store's process
-    is. agents: agents that are. lost_nodes: nodes that are gone for good.
+    links: requests to agents. ranks: ranks whose processes are hit. containers: nodes whose
+    training containers are, with their ranks. store: the store's process is. agents: agents that
+    are. lost_nodes: nodes that are gone for good. volume: that of the checkpoints is filled.
     """
 
     links: tuple[LinkAction, ...] = ()
     ranks: tuple[int, ...] = ()
+    containers: tuple[int, ...] = ()
     store: bool = False
     agents: tuple[int, ...] = ()
     lost_nodes: tuple[int, ...] = ()
+    volume: bool = False
 
 
 def place(
@@ -48,6 +51,8 @@ def place(
     fault, target = injection.fault, injection.on
     if isinstance(fault, faults.ProcessFault):
         return _processes(target, job, seed, nth)
+    if isinstance(fault, faults.DiskFull):
+        return Placement(volume=True)
     if isinstance(fault, faults.Partition):
         return Placement(links=tuple(_partition(fault, job, addresses)))
     nodes = _nodes(target, job, seed, nth)
@@ -76,8 +81,9 @@ def _processes(target: schedule.Target, job: Job, seed: int, nth: int) -> Placem
         case schedule.RanksTarget():
             drawn = schedule.drawn_ranks(target, world_size=job.world_size, seed=seed, nth=nth)
             return Placement(ranks=drawn)
-        case schedule.NodeTarget(node=node):
-            return Placement(ranks=job.ranks_of(node))
+        case schedule.NodeTarget(node=node) | schedule.ContainerTarget(node=node):
+            containers = (node,) if isinstance(target, schedule.ContainerTarget) else ()
+            return Placement(ranks=job.ranks_of(node), containers=containers)
         case schedule.EverywhereTarget():
             return Placement(ranks=tuple(range(job.world_size)))
         case schedule.StoreTarget():

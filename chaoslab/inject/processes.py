@@ -13,6 +13,7 @@ import time
 from typing import Any, Final
 
 from chaoslab import faults
+from chaoslab.cluster import keys as names
 from chaoslab.cluster.interface import Cluster
 from chaoslab.errors import HarnessError
 from chaoslab.feed import Feed
@@ -47,8 +48,10 @@ def _signal_of(fault: faults.Fault) -> int | None:
 
 def keys_of(placement: Placement, ranks: Ranks) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """Give the keys of the processes that a placement means, and what of it does not run."""
+    if placement.containers:  # what runs in them is hit with them
+        return tuple(names.of_container(node) for node in placement.containers), ()
     keys = [(f"rank {rank}", ranks.key_of(rank)) for rank in placement.ranks]
-    keys += [(f"agent of node {node}", f"agent-{node}") for node in placement.agents]
+    keys += [(f"agent of node {node}", names.of_agent(node)) for node in placement.agents]
     keys += [("the store", STORE_KEY)] if placement.store else []
     found = tuple(key for _, key in keys if key is not None)
     absent = tuple(f"{name} had no running process" for name, key in keys if key is None)

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Final
 
+from chaoslab.cluster import keys
 from chaoslab.cluster.interface import Cluster, Inside
 from chaoslab.errors import HarnessError
 from chaoslab.feed import Feed
@@ -133,9 +134,11 @@ class Ranks:
         key = event["key"] or ""
         if key == STORE_KEY:
             self._note_exit(event, store=True)
-        if key.startswith("agent-"):
-            self._note_exit(event, agent=True, node=int(key.removeprefix("agent-")))
-        if (key == STORE_KEY or key.startswith("agent-")) and key not in self._may_end:
+        if (node := keys.agents_node(key)) is not None:
+            self._note_exit(event, agent=True, node=node)
+        if (contained := keys.containers_node(key)) is not None:
+            self._note_exit(event, container=True, node=contained)
+        if (key == STORE_KEY or node is not None) and key not in self._may_end:
             self._give_up_on(HarnessError(f"{key} ended by itself, status {event['status']}"))
         if not key.startswith("rank-"):
             return

@@ -26,11 +26,6 @@ TCA_OPTIONS = 2
 """Source: linux/netlink.h, linux/rtnetlink.h, linux/pkt_sched.h."""
 LO_INDEX = 1
 
-INSTALL = (
-    "install linux-modules-extra-$(uname -r) (Debian and Ubuntu; kernel-modules-extra on Fedora), "
-    "or run with --chaos-kernel=uml"
-)
-
 
 def leave_namespace() -> str:
     """Move this process to a new network namespace; give the reason where that is refused."""
@@ -89,7 +84,7 @@ def try_netem() -> tuple[bool, str]:
     )
     if number:
         name = errno.errorcode.get(number, str(number))
-        return False, f"this kernel has no sch_netem (adding a netem qdisc: {name}): {INSTALL}"
+        return False, f"this kernel has no sch_netem (adding a netem qdisc: {name})"
     number, answers = ask(RTM_GETQDISC, NLM_F_REQUEST_DUMP, struct.pack("=BxHiIII", *[0] * 6))
     if number or attribute(TCA_KIND, b"netem\0") not in answers:
         return False, "a netem qdisc was added without an error but is not there: do not trust it"

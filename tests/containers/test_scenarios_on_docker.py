@@ -17,9 +17,13 @@ from chaoslab import (
     agent_of,
     at_step,
     bounds,
+    container_of,
     faults,
+    node,
+    on_event,
     rank,
     run,
+    volume,
 )
 from chaoslab.cluster.containers.engine import Engine
 from chaoslab.history import History
@@ -41,6 +45,7 @@ def test_a_kill_inside_a_save(engine: Engine, tmp_path: Path) -> None:  # noqa: 
     report = run(dataclasses.replace(KILL, job=job), options=options(tmp_path))
     assert report.verdict is Verdict.PASSED
     assert report.versions["backend"] == "docker"
+    assert report.versions["engine_cgroup"][0] in "12"
 
 
 @pytest.mark.nightly
@@ -79,6 +84,55 @@ def test_an_agent_that_is_killed(engine: Engine, tmp_path: Path) -> None:  # noq
     report = run(scenario, options=options(tmp_path))
     (ended,) = History.load(report.directory / "history.jsonl").of("effective")
     assert ended["effect"] == {"agent-1": {"exit_status": -9}}
+
+
+def test_a_killed_container_comes_back_into_the_network_of_its_node(
+    engine: Engine,  # noqa: ARG001
+    tmp_path: Path,
+) -> None:
+    """The node's network and the fault on it outlive it; the job recovers once that is healed."""
+    cut = faults.SilentDrop(duration_s=8)
+    scenario = Scenario(
+        job=dataclasses.replace(SHORT, steps=80),
+        schedule=[
+            Injection(fault=cut, on=node(1), at=at_step(25)),
+            Injection(fault=faults.Kill(), on=container_of(1), at=on_event("effective")),
+            Injection(fault=faults.Stop(duration_s=1), on=container_of(2), at=at_step(60)),
+        ],
+        bounds=[
+            bounds.recovers_within(20),
+            bounds.keeps_acknowledged(),
+            bounds.leaves_nothing_behind(),
+        ],
+    )
+    report = run(scenario, options=options(tmp_path))
+    history = History.load(report.directory / "history.jsonl")
+    assert history.of("effective")[1]["effect"] == {"container-1": {"exit_status": -9}}
+    healed = {event["injection"]: event.t_s for event in history.of("healed")}
+    (again,) = (e for e in history.of("process_started") if e.rank == 1 and e.incarnation == 1)
+    assert again.t_s < healed[0], "it was up again while its node was cut off"
+    (restored,) = (e for e in history.of("restored") if e.rank == 1 and e.incarnation == 1)
+    assert restored.t_s > healed[0], "and was cut off, too"
+
+
+def test_a_full_volume_and_a_killed_container_that_finds_it_again(
+    engine: Engine,  # noqa: ARG001
+    tmp_path: Path,
+) -> None:
+    """A limited volume outlives a training container; full, it fails a save and is freed again."""
+    scenario = Scenario(
+        job=dataclasses.replace(SHORT, nodes=1, steps=110, disk_bytes=128 << 20),
+        schedule=[
+            Injection(fault=faults.DiskFull(duration_s=1.6), on=volume(), at=at_step(25)),
+            Injection(fault=faults.Kill(), on=container_of(0), at=at_step(90)),
+        ],
+        bounds=[bounds.finishes(), bounds.keeps_acknowledged(), bounds.leaves_nothing_behind()],
+    )
+    report = run(scenario, options=options(tmp_path))
+    history = History.load(report.directory / "history.jsonl")
+    assert history.of("effective")[0]["effect"] == {"volume": {"refused": "ENOSPC"}}
+    assert [event["step"] for event in history.of("save_failed")] == [40]
+    assert [event["step"] for event in history.of("restored")] == [0, 80]
 
 
 def test_a_container_removed_by_hand_is_a_fault_of_the_harness(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 from pathlib import Path
 from typing import Any
 
 from docker_lab import containers, ran
 
-from chaoslab.cluster.containers.engine import Engine
+from chaoslab.cluster.containers.engine import About, Engine
 from chaoslab.cluster.containers.recipes import AGENT_MEMORY_BYTES, AGENT_PIDS, Limits
 
 NET_ADMIN_ALONE = f"{1 << 12:016x}"
@@ -102,6 +103,22 @@ def test_a_rank_cannot_change_its_network_nor_leave_it(engine: Engine, tmp_path:
     assert [line.split()[0] for line in said.splitlines()] == ["down", "qdisc", "out", "raw"]
     assert said.count("Operation not permitted") == 3
     assert "unreachable" in said
+
+
+def test_a_limit_that_an_engine_drops_is_named() -> None:
+    """Its kernel lacks that control group, and no call fails: a report says so."""
+    about = About(
+        version="28.2",
+        kernel="6.1.0",
+        cgroup="1",
+        storage="overlay2",
+        system="Debian",
+        is_local=True,
+        unbounded=("memory",),
+    )
+    assert about.versions()["engine_cgroup"] == "1, no limit of memory"
+    whole = dataclasses.replace(about, unbounded=())
+    assert whole.versions()["engine_cgroup"] == "1"
 
 
 def test_a_rank_cannot_speak_for_its_pod(engine: Engine, tmp_path: Path) -> None:

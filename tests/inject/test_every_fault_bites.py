@@ -7,6 +7,7 @@ import pytest
 
 from chaoslab import (
     NEVER,
+    BoundExceeded,
     Injection,
     InvalidScenario,
     Job,
@@ -18,6 +19,7 @@ from chaoslab import (
     at_step,
     between,
     bounds,
+    container_of,
     everywhere,
     faults,
     node,
@@ -27,6 +29,7 @@ from chaoslab import (
     ranks,
     run,
     store,
+    volume,
     when_healed,
 )
 from chaoslab.history import History
@@ -54,12 +57,14 @@ ON_ANY_KERNEL = [
     (faults.Stop(duration_s=WINDOW_S), rank(1)),
     (faults.Stop(duration_s=WINDOW_S), ranks(2)),
     (faults.Stop(duration_s=WINDOW_S), store()),
+    (faults.Stop(duration_s=WINDOW_S), container_of(1)),
 ]
 MOMENTS = [
     (faults.Kill(), rank(1)),
     (faults.Kill(), ranks(2)),
     (faults.Kill(), store()),
     (faults.Kill(), agent_of(1)),
+    (faults.Kill(), container_of(1)),
     (faults.Signal(signal=signal.SIGTERM), rank(0)),
     (faults.Signal(signal=signal.SIGSEGV), rank(0)),
     (faults.NodeLoss(), node(2)),
@@ -189,6 +194,53 @@ def test_a_lost_node_loses_its_ranks_children_too(tmp_path) -> None:
     injection = Injection(fault=faults.NodeLoss(), on=node(1), at=at_step(20))
     history = story(tmp_path, injection, promises=[bounds.leaves_nothing_behind()], job=job)
     assert history.of("effective")
+
+
+@pytest.mark.netem(needed=False)
+def test_a_killed_container_loses_what_ranks_have_started_and_is_begun_anew(tmp_path) -> None:
+    """A child that has left its rank's session goes, too; a rank is started there again."""
+    job = dataclasses.replace(JOB, nodes=2, ranks_per_node=2, args=("--child-of", "2"))
+    injection = Injection(fault=faults.Kill(), on=container_of(1), at=at_step(20))
+    promises = [bounds.leaves_nothing_behind(), bounds.recovers_within(20)]
+    history = story(tmp_path, injection, promises=promises, job=job)
+    assert history.of("effective")[0]["effect"] == {"container-1": {"exit_status": -9}}
+    killed = [
+        e.rank for e in history.of("process_exited") if e["status"] == -9 and "rank" in e["key"]
+    ]
+    assert killed == [2, 3]
+    assert sorted(e.rank for e in history.of("process_started") if e.incarnation == 1) == [2, 3]
+
+
+@pytest.mark.netem(needed=False)
+def test_a_kill_of_a_nodes_ranks_leaves_what_they_have_started(tmp_path) -> None:
+    """The twin: the same child is seen to live on where only the ranks are killed."""
+    job = dataclasses.replace(JOB, nodes=2, ranks_per_node=2, args=("--child-of", "2"))
+    injection = Injection(fault=faults.Kill(), on=node(1), at=at_step(20))
+    with pytest.raises(BoundExceeded, match="left behind: process"):
+        story(tmp_path, injection, promises=[bounds.leaves_nothing_behind()], job=job)
+
+
+@pytest.mark.netem(needed=False)
+def test_a_full_disk_fails_saves_and_no_more(tmp_path) -> None:
+    """While the volume is full a save fails and the job runs on; then it saves again."""
+    job = Job(
+        script="examples/charlm.py",
+        nodes=2,
+        steps=140,
+        args=("--save-every", "20", "--step-floor-s", "0.05"),
+        disk_bytes=128 << 20,
+    )
+    full = Injection(fault=faults.DiskFull(duration_s=1.6), on=volume(), at=at_step(45))
+    promises = [bounds.finishes(), bounds.never_restarts(), bounds.leaves_nothing_behind()]
+    history = story(tmp_path, full, promises=promises, job=job)
+    assert history.of("effective")[0]["effect"] == {"volume": {"refused": "ENOSPC"}}
+    assert history.of("healed")
+    failed = {event["step"] for event in history.of("save_failed")}
+    saved = {event["step"] for event in history.of("save_committed")}
+    assert failed <= {60, 80}
+    assert 60 in failed
+    assert {20, 40, 120, 140} <= saved
+    assert not failed & saved
 
 
 @pytest.mark.netem(needed=False)

@@ -7,6 +7,7 @@ from chaoslab import (
     Job,
     at_step,
     between,
+    container_of,
     everywhere,
     faults,
     node,
@@ -16,7 +17,7 @@ from chaoslab import (
     store,
 )
 from chaoslab.agent.faults import parse_fault
-from chaoslab.inject.placement import place
+from chaoslab.inject.placement import Placement, place
 
 JOB = Job(script="x.py", nodes=4, steps=100, ranks_per_node=2)
 ADDRESSES = ["10.9.9.1", "10.9.9.2", "10.9.9.3", "10.9.9.4", "10.9.9.5"]
@@ -115,3 +116,9 @@ def test_drawn_ranks_follow_the_seed() -> None:
     assert len(placed(faults.Kill(), ranks(3), seed=5).ranks) == 3
     hit = {placed(faults.Kill(), one_rank(), seed=seed).ranks for seed in range(50)}
     assert len(hit) > 4
+
+
+def test_a_container_is_hit_with_all_ranks_in_it() -> None:
+    """One process to signal; its ranks are the ones that are hit. The node's own: each rank."""
+    assert placed(faults.Kill(), container_of(2)) == Placement(ranks=(4, 5), containers=(2,))
+    assert placed(faults.Kill(), node(2)) == Placement(ranks=(4, 5))

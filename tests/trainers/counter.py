@@ -40,7 +40,8 @@ def main() -> int:  # noqa: C901, PLR0912  one flat story
         raise RuntimeError("planted crash")
     if chosen.hang:
         time.sleep(600)
-    if os.environ["RANK"] == str(chosen.child_of) and os.fork() == 0:
+    first_life = os.environ["CHAOSLAB_INCARNATION"] == "0"
+    if first_life and os.environ["RANK"] == str(chosen.child_of) and os.fork() == 0:
         os.setsid()
         time.sleep(60)
         os._exit(0)

@@ -19,6 +19,7 @@ from chaoslab import (
     at_step,
     between,
     bounds,
+    container_of,
     during_save,
     everywhere,
     faults,
@@ -28,6 +29,7 @@ from chaoslab import (
     rank,
     ranks,
     store,
+    volume,
     when_healed,
     while_recovering,
 )
@@ -36,6 +38,7 @@ from chaoslab.runner import expectation
 from chaoslab.scenario import check_files
 
 JOB = Job(script="examples/charlm.py", nodes=4, steps=100)
+SMALL = dataclasses.replace(JOB, disk_bytes=64 << 20)
 KILL = Injection(fault=faults.Kill(), on=rank(1), at=at_step(10))
 STOP = Injection(fault=faults.Stop(duration_s=2), on=rank(2), at=at_step(10))
 FORM = re.compile(r"^\S.*: .*want .+", re.DOTALL)
@@ -104,6 +107,15 @@ BAD_SCENARIOS = [
     lambda: scenario(Injection(fault=faults.LinkDown(), on=between(1, 2), at=at_step(10))),
     lambda: scenario(Injection(fault=faults.LinkDown(), on=agent_of(1), at=at_step(10))),
     lambda: scenario(Injection(fault=faults.NodeLoss(), on=store(), at=at_step(10))),
+    lambda: scenario(Injection(fault=faults.Kill(), on=container_of(4), at=at_step(10))),
+    lambda: scenario(Injection(fault=faults.DiskFull(), on=volume(), at=at_step(10))),
+    lambda: scenario(Injection(fault=faults.DiskFull(), on=node(1), at=at_step(10)), job=SMALL),
+    lambda: scenario(Injection(fault=faults.Kill(), on=volume(), at=at_step(10)), job=SMALL),
+    lambda: dataclasses.replace(JOB, disk_bytes=100),
+    lambda: dataclasses.replace(JOB, disk_bytes=True),
+    lambda: dataclasses.replace(JOB, disk_bytes=1e9),
+    lambda: scenario(Injection(fault=faults.LinkDown(), on=container_of(1), at=at_step(10))),
+    lambda: scenario(Injection(fault=faults.Signal(signal=15), on=container_of(1), at=at_step(9))),
     lambda: scenario(
         Injection(fault=faults.Partition(groups=((0,), (1,))), on=node(0), at=at_step(10))
     ),
@@ -258,9 +270,17 @@ GOOD = [
     Injection(fault=faults.Kill(), on=rank(0), at=during_save(nth=1, at=1)),
     Injection(fault=faults.Stop(), on=store(), at=when_healed(2)),
     Injection(fault=faults.Kill(), on=agent_of(0), at=while_recovering()),
+    Injection(fault=faults.Kill(), on=container_of(3), at=at_step(5)),
+    Injection(fault=faults.Stop(duration_s=1), on=container_of(0), at=at_step(5)),
     Injection(fault=faults.Partition(groups=((0,), (1, 2))), on=everywhere(), at=at_step(5)),
     Injection(fault=faults.Delay(delay_s=0.05), on=between(0, 3), at=at_step(5)),
 ]
+
+
+def test_a_full_disk_of_a_limited_volume_is_taken() -> None:
+    """The healthy twin of the three that are refused."""
+    full = Injection(fault=faults.DiskFull(duration_s=2), on=volume(), at=at_step(10))
+    assert scenario(full, job=SMALL).job.disk_bytes == 64 << 20
 
 
 def test_a_chain_of_heals_and_a_node_that_stays_are_taken() -> None:

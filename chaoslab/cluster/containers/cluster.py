@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from chaoslab.cluster import interface
+from chaoslab.cluster import interface, keys
 from chaoslab.cluster.channel import Channel
-from chaoslab.cluster.containers.deaths import Deaths
 from chaoslab.cluster.containers.engine import Engine
 from chaoslab.cluster.containers.mirror import Mirror
-from chaoslab.cluster.containers.node import Container, Node
-from chaoslab.cluster.containers.recipes import INTERFACE
+from chaoslab.cluster.containers.node import Node
+from chaoslab.cluster.containers.recipes import CHECKPOINTS, INTERFACE
 from chaoslab.cluster.spawn import Start
 from chaoslab.cluster.supervisor import GONE
 from chaoslab.errors import ClusterError
@@ -31,13 +31,11 @@ class DockerCluster:
 
     interface: Final = INTERFACE
 
-    def __init__(
-        self, *, engine: Engine, nodes: Sequence[Node], mirror: Mirror, deaths: Deaths
-    ) -> None:
+    def __init__(self, *, engine: Engine, nodes: Sequence[Node], mirror: Mirror) -> None:
         self.nodes = len(nodes) - 1
         self.addresses = tuple(node.address for node in nodes)
         self._engine, self._nodes, self._mirror = engine, nodes, mirror
-        self._deaths = deaths
+        self._why_lost: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         self._key_nodes: dict[str, Node] = {}
 
     @property
@@ -56,17 +54,7 @@ class DockerCluster:
 
     async def gone(self) -> None:
         """Wait until a training container is gone that nobody has ended. Raises: ClusterError."""
-
-        async def ended(container: Container) -> None:
-            await container.attachment.channel.ended.wait()
-            status = await self._deaths.status_of(container.id)
-            said = f"status {status}; {container.attachment.said or 'it said nothing'}"
-            raise ClusterError(
-                f"the {container.name} is gone, and this run has not ended it: {said}"
-            )
-
-        waited = [self._mirror.failed(), self._engine_answers()]
-        waited += [ended(node.pod) for node in self._nodes]
+        waited = (self._mirror.failed(), self._engine_answers(), self._lost())
         tasks = [asyncio.ensure_future(one) for one in waited]
         try:
             await asyncio.gather(*tasks)
@@ -74,6 +62,14 @@ class DockerCluster:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    def lose(self, reason: str) -> None:
+        """Take the news that a training container is gone that this run has not ended."""
+        if not self._why_lost.done():
+            self._why_lost.set_result(reason)
+
+    async def _lost(self) -> None:
+        raise ClusterError(await asyncio.shield(self._why_lost))
 
     async def _engine_answers(self) -> None:
         """Ask through the engine, now and then: one that hangs closes no stream.
@@ -102,30 +98,45 @@ class DockerCluster:
                 self._mirror.expect(node, place)
         start = Start(key=key, node=node, mode=mode, argv=argv, env=env, cwd=cwd, log=log.name)
         self._key_nodes[key] = self._nodes[node]
-        answer = self._nodes[node].shifted(await self._nodes[node].ask("spawn", start=vars(start)))
+        answer = self._nodes[node].shifted(await self._nodes[node].spawn(vars(start)))
         return int(answer["pid"]), float(answer["t_s"])
 
     async def empty(self, node: int) -> None:
         """Kill every process of a node but its agent."""
-        await self._nodes[node].ask("empty", node=node)
+        if not self._nodes[node].pod_is_gone:
+            await self._nodes[node].ask("empty", node=node)
 
     async def signal(self, key: str, number: int, *, tree: bool = False) -> bool:
         """Signal a process by its key; tree: all that descend from it, too."""
-        if key.startswith("agent-"):
-            return await self._signal_agent(int(key.removeprefix("agent-")), number)
-        answer = await self._key_nodes[key].ask("signal", key=key, signal=number, tree=tree)
+        if (node := keys.agents_node(key)) is not None:
+            return await self._signal_agent(node, number)
+        node_of = self._node_of(key)
+        if node_of.pod_is_gone:
+            return False
+        if keys.containers_node(key) is not None and number == signal.SIGKILL:
+            return await node_of.kill_pod()
+        answer = await node_of.ask("signal", key=key, signal=number, tree=tree)
         return not answer["gone"]
 
     async def look(self, key: str, *, tree: bool = False) -> dict[str, Any]:
         """Look at a process: its state, processor time and signals."""
-        if key.startswith("agent-"):
-            return await self._look_at_agent(int(key.removeprefix("agent-")))
-        return await self._key_nodes[key].ask("state", key=key, tree=tree)
+        if (node := keys.agents_node(key)) is not None:
+            return await self._look_at_agent(node)
+        node_of = self._node_of(key)
+        return dict(GONE) if node_of.pod_is_gone else await node_of.ask("state", key=key, tree=tree)
 
     async def processes(self) -> list[dict[str, Any]]:
         """List the run's processes."""
-        answers = await asyncio.gather(*(node.ask("processes") for node in self._nodes))
+        whole = [node for node in self._nodes if not node.pod_is_gone]
+        answers = await asyncio.gather(*(node.ask("processes") for node in whole))
         return [process for answer in answers for process in answer["processes"]]
+
+    async def fill(self, *, full: bool) -> dict[str, Any]:
+        """Fill the volume of the checkpoints, or free it again, and try to write a byte."""
+        whole = [node for node in self._nodes[: self.nodes] if not node.pod_is_gone]
+        if not whole:
+            raise ClusterError("no training container is there to reach the volume from")
+        return whole[0].shifted(await whole[0].ask("fill", path=str(CHECKPOINTS), full=full))
 
     async def touch(self, node: int, path: Path) -> None:
         """Make an empty file in a node."""
@@ -160,3 +171,8 @@ class DockerCluster:
                 return dict(GONE)
             raise
         return GONE | {"state": state[:1], "cpu_ticks": time_spent}
+
+    def _node_of(self, key: str) -> Node:
+        """Give the node in whose training container a key's processes are."""
+        number = keys.containers_node(key)
+        return self._key_nodes[key] if number is None else self._nodes[number]

@@ -66,11 +66,12 @@ class Deaths:
 
     async def close(self) -> None:
         """Listen no more; twice is harmless."""
-        sock = getattr(self._socket, "_sock", self._socket)
+        sock = getattr(self._socket, "_sock", self._socket)  # None once the engine has closed it
         with contextlib.suppress(*_ENDS):
-            sock.shutdown(socket.SHUT_RDWR)  # wakes the thread
+            if sock is not None:
+                sock.shutdown(socket.SHUT_RDWR)  # wakes the thread
         await asyncio.to_thread(self._thread.join, _TOLD_LIMIT_S)
-        for end in (self._response, self._socket, sock):
+        for end in filter(None, (self._response, self._socket, sock)):
             with contextlib.suppress(*_ENDS):
                 end.close()
 

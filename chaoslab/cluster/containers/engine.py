@@ -31,6 +31,12 @@ ENGINE_LABEL: Final = "org.chaoslab"
 HARNESS_LABEL: Final = "org.chaoslab.harness"
 """Label of the same; its value names the process that made it (see `identity`)."""
 
+ACTIVE_RUNS: Final[set[str]] = set()
+"""The runs of this process that are not over. What is left of others is left behind."""
+
+_LIMITS: Final = {"memory": "MemoryLimit", "pids": "PidsLimit"}
+"""Source: GET /info of the Docker Engine API."""
+
 CALL_LIMIT_S: Final = 60
 REMOVE_LIMIT_S: Final = 30.0
 _REMOVE_POLL_S: Final = 0.1
@@ -40,7 +46,11 @@ FAILURES: Final = (docker.errors.DockerException, requests.exceptions.RequestExc
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class About:
-    """What an engine is. cgroup: "1" or "2". is_local: it shares this machine's file system."""
+    """What an engine is. cgroup: "1" or "2". is_local: it shares this machine's file system.
+
+    unbounded: what it cannot limit, since its kernel lacks that control group ("memory", "pids"); a
+    limit that is asked for is dropped then, without an error.
+    """
 
     version: str
     kernel: str
@@ -48,6 +58,17 @@ class About:
     storage: str
     system: str
     is_local: bool
+    unbounded: tuple[str, ...] = ()
+
+    def versions(self) -> dict[str, str]:
+        """Give what a report says of it."""
+        cgroup = ", ".join([self.cgroup, *(f"no limit of {what}" for what in self.unbounded)])
+        return {
+            "engine": f"{self.version} ({self.system})",
+            "engine_kernel": self.kernel,
+            "engine_cgroup": cgroup,
+            "engine_storage": self.storage,
+        }
 
 
 class Engine:
@@ -104,6 +125,7 @@ class Engine:
             storage=str(info.get("Driver")),
             system=str(info.get("OperatingSystem")),
             is_local=self._shares_files(),
+            unbounded=tuple(name for name, key in _LIMITS.items() if self._info.get(key) is False),
         )
 
     def _shares_files(self) -> bool:

@@ -1,7 +1,8 @@
 """Leftovers: what runs that were killed have left on an engine; found by label, and removed.
 
 No container of such a run goes on for long: it ends with its stream. Its network and volumes stay,
-and a container that was never started. Whether a run's harness is gone is known where it ran on
+and a container that was never started; also all of a run whose engine failed when it was to be
+removed. Whether a run's harness is gone is known where it ran on
 this machine, in this pid namespace; of others it is believed once nothing of the run has been
 running for a while.
 """
@@ -14,6 +15,7 @@ import re
 from typing import Any, Final
 
 from chaoslab.cluster.containers.engine import (
+    ACTIVE_RUNS,
     ENGINE_LABEL,
     FAILURES,
     HARNESS_LABEL,
@@ -22,7 +24,7 @@ from chaoslab.cluster.containers.engine import (
     explain,
     remove_run,
 )
-from chaoslab.cluster.containers.identity import is_gone
+from chaoslab.cluster.containers.identity import is_gone, this_harness
 from chaoslab.errors import ClusterError
 
 YOUNG_S: Final = 120.0
@@ -53,6 +55,8 @@ def sweep(engine: Engine) -> list[str]:
     removed = []
     for run_id, run in found.items():
         gone = is_gone(run.harness)
+        if run.harness == this_harness():
+            gone = run_id not in ACTIVE_RUNS
         old = not run.is_running and now_s - run.newest_s > YOUNG_S
         if gone or (gone is None and old):
             problems = remove_run(engine, run_id)

@@ -1,9 +1,14 @@
-"""One node on an engine: its two containers, up, each with a channel."""
+"""One node on an engine: its two containers, up, each with a channel.
+
+The training container may be killed while the agent's, and the node's network with it, stays; the
+next process that is started there gets a fresh one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import dataclasses
+import signal
 import time
 from collections.abc import Callable
 from typing import Any, Final
@@ -13,7 +18,7 @@ from chaoslab.cluster.containers import recipes
 from chaoslab.cluster.containers.attachment import Attachment, attach
 from chaoslab.cluster.containers.engine import Engine
 from chaoslab.cluster.containers.recipes import Plan
-from chaoslab.errors import ClusterError
+from chaoslab.errors import ClusterError, HarnessError
 
 _READY_LIMIT_S: Final = 300.0
 """Of its imports: minutes in user-mode Linux. A container that ends is noticed at once."""
@@ -38,14 +43,22 @@ class Container:
 
 
 class Node:
-    """One node. offset_s: what to add to its times to have them on the harness's clock."""
+    """One node. offset_s: what to add to its times to have them on the harness's clock.
+
+    running: the pids, by key, of the processes that were started in the training container.
+    """
 
     def __init__(self, engine: Engine, plan: Plan, number: int, address: str) -> None:
         self.number, self.address = number, address
         self.offset_s = 0.0
         self.agent: Container
         self.pod: Container
+        self.running: dict[str, int] = {}
         self._engine, self._plan = engine, plan
+        self._ended: set[str] = set()
+        self._killed: set[str] = set()
+        self._renewal = asyncio.Lock()
+        self._changed = asyncio.Condition()
 
     async def start_agent(self, on_event: Callable[[Json], None]) -> None:
         """Start the agent's container, and the node's network with it. Raises: ClusterError."""
@@ -64,6 +77,14 @@ class Node:
 
     async def start_pod(self, on_event: Callable[[Json], None], preload: str | None) -> None:
         """Start the training container, or the store's where preload is None."""
+
+        def take(event: Json) -> None:
+            if event["event"] == "exited" and event["key"] is not None:
+                self._ended.add(event["key"])
+                self.running.pop(event["key"], None)
+            on_event(event)
+
+        self._pod_of = on_event, preload
         name = f"container of node {self.number}"
         made = await self._engine.call(
             f"create the {name}",
@@ -74,7 +95,58 @@ class Node:
             agent=self.agent.id,
             preload=preload,
         )
-        self.pod = await self._run(name, made, on_event)
+        self.pod = await self._run(name, made, take)
+
+    async def spawn(self, start: dict[str, Any]) -> Json:
+        """Start a process in the training container, in a fresh one if a fault has killed it.
+
+        Raises: ClusterError; HarnessError when the container does not answer.
+        """
+        while True:
+            async with self._renewal:
+                if self.pod_is_gone and self.pod_was_killed:
+                    await self.start_pod(*self._pod_of)
+                    await until_ready(self.pod)
+                    async with self._changed:
+                        self._changed.notify_all()
+            pod = self.pod
+            try:
+                answer = await self.ask("spawn", start=start)
+            except HarnessError:
+                if pod.id in self._killed:  # meanwhile
+                    await pod.attachment.channel.ended.wait()
+                    continue
+                raise
+            if start["key"] not in self._ended:
+                self.running[start["key"]] = int(answer["pid"])
+            return answer
+
+    async def renewed(self, old: Container) -> None:
+        """Wait until there is another training container than this one."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: self.pod is not old)
+
+    @property
+    def pod_is_gone(self) -> bool:
+        """Tell whether the training container has ended."""
+        return self.pod.attachment.channel.ended.is_set()
+
+    @property
+    def pod_was_killed(self) -> bool:
+        """Tell whether a fault of this run has killed the training container."""
+        return self.pod.id in self._killed
+
+    async def kill_pod(self) -> bool:
+        """Kill the training container with all that runs in it, as the engine does.
+
+        Returns False when it was gone already. Raises: ClusterError.
+        """
+        if self.pod_is_gone:
+            return False
+        self._killed.add(self.pod.id)
+        name, kill = f"kill the {self.pod.name}", self._engine.api.kill
+        await self._engine.call(name, kill, self.pod.id, signal.SIGKILL)
+        return True
 
     async def _run(self, name: str, made: str, on_event: Callable[[Json], None]) -> Container:
         api = self._engine.api
@@ -120,7 +192,7 @@ class Node:
         self.offset_s = offset_s if abs(offset_s) > max(_SAME_CLOCK_S, best_s) else 0.0
 
     async def ask(self, op: str, **fields: Any) -> Json:
-        """Ask the pod. Raises: ClusterError."""
+        """Ask the pod. Raises: ClusterError; HarnessError when it does not answer."""
         channel = self.pod.attachment.channel
         answer = await channel.request(op, limit_s=_ANSWER_LIMIT_S, **fields)
         if not answer["ok"]:

@@ -42,10 +42,14 @@ _ENVIRONMENT: Final = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Limits:
-    """What one node's training container may use. memory_bytes: 0 for no limit."""
+    """What one node's training container may use. memory_bytes: 0 for no limit.
+
+    disk_bytes: of the volume of the checkpoints, which all nodes share; 0 for no limit.
+    """
 
     memory_bytes: int = 0
     pids: int = 512
+    disk_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,16 +81,24 @@ def create_network(engine: Engine, run_id: str, subnet: str) -> str:
     return str(made["Id"])
 
 
-def create_volume(engine: Engine, run_id: str, what: str) -> str:
-    """Make a volume of a run. Returns its name."""
+def create_volume(engine: Engine, run_id: str, what: str, *, size_bytes: int = 0) -> str:
+    """Make a volume of a run; size_bytes: one in memory, of this size. Returns its name.
+
+    What is in memory is there as long as a container that runs has it mounted.
+    """
     name = fresh_name(run_id, what)
-    engine.api.create_volume(name, labels=labels(run_id))
+    options = {"type": "tmpfs", "device": "tmpfs", "o": f"size={size_bytes},mode=1777"}
+    engine.api.create_volume(
+        name, labels=labels(run_id), driver_opts=options if size_bytes else None
+    )
     return name
 
 
 def create_loader(engine: Engine, plan: Plan) -> str:
     """Make a container that is never started: files are put into the volumes through it."""
-    mounts = [_volume(plan.sent, SENT), _volume(plan.shared, SHARED)]
+    mounts = [_volume(plan.sent, SENT)]
+    if not plan.limits.disk_bytes:
+        mounts.append(_volume(plan.shared, SHARED))
     made = engine.api.create_container(
         plan.images.own.name,
         ["true"],
@@ -101,6 +113,8 @@ def create_agent(engine: Engine, plan: Plan, *, node: int, address: str, forbidd
     """Make a node's agent container. Returns its id."""
     api, image = engine.api, plan.images.own
     mounts = [*image.mount_options(), _volume(plan.sent, SENT, read_only=True)]
+    if plan.limits.disk_bytes:  # kept while the training containers are killed
+        mounts.append(_volume(plan.shared, CHECKPOINTS, read_only=True))
     made = api.create_container(
         image.name,
         [image.python, "-m", "chaoslab.agent", "--forbid-netns", forbidden],
@@ -138,7 +152,7 @@ def create_pod(engine: Engine, plan: Plan, *, node: int, agent: str, preload: st
     image = plan.images.own if is_store else plan.images.training
     mounts = [*image.mount_options(), _volume(plan.sent, SENT, read_only=True)]
     if not is_store:
-        mounts.append(_volume(plan.shared, SHARED))
+        mounts.append(_volume(plan.shared, CHECKPOINTS if limits.disk_bytes else SHARED))
     command = [image.python, "-m", "chaoslab.cluster.pod", str(node)]
     memory = {"mem_limit": limits.memory_bytes} if limits.memory_bytes else {}
     made = api.create_container(

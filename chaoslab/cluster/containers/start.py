@@ -6,16 +6,17 @@ import asyncio
 import contextlib
 import dataclasses
 import ipaddress
+import signal
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any, Final
 
-from chaoslab.cluster import interface, subnet
+from chaoslab.cluster import interface, keys, subnet
 from chaoslab.cluster.containers import payload, recipes
 from chaoslab.cluster.containers.cluster import DockerCluster
 from chaoslab.cluster.containers.deaths import Deaths
-from chaoslab.cluster.containers.engine import Engine, remove_run
+from chaoslab.cluster.containers.engine import ACTIVE_RUNS, Engine, remove_run
 from chaoslab.cluster.containers.images import Images
 from chaoslab.cluster.containers.mirror import Mirror
 from chaoslab.cluster.containers.node import Json, Node, until_ready
@@ -23,6 +24,7 @@ from chaoslab.cluster.containers.recipes import CHECKPOINTS, SENT, SHARED, Limit
 from chaoslab.cluster.interface import Inside, Up
 from chaoslab.cluster.pod import RUN
 from chaoslab.errors import ClusterError, NotAvailable
+from chaoslab.platforms import Platform
 
 _ANSWER_LIMIT_S: Final = 20.0
 _SUBNET_TRIES: Final = 8
@@ -65,6 +67,7 @@ async def start_cluster(
     nodes: list[Node] = []
     watches: list[asyncio.Task[None]] = []
     deaths = await Deaths.of(engine, wanted.run_id)
+    ACTIVE_RUNS.add(wanted.run_id)
     try:
         plan, network, script = await _prepare(engine, wanted)
         nodes += [
@@ -82,10 +85,20 @@ async def start_cluster(
             python=ready["python"],
             environment=ready["environment"],
         )
-        cluster = DockerCluster(engine=engine, nodes=nodes, mirror=mirror, deaths=deaths)
+        cluster = DockerCluster(engine=engine, nodes=nodes, mirror=mirror)
         watches += [asyncio.ensure_future(_tell_end(node, deaths, on_exit)) for node in nodes]
-        await interface.set_up(cluster, prefix_length=subnet.PREFIX_LENGTH, limit_s=_ANSWER_LIMIT_S)
-        yield Up(cluster=cluster, inside=inside)
+        watches += [
+            asyncio.ensure_future(_tell_ends_of_pods(node, deaths, on_exit, cluster.lose))
+            for node in nodes
+        ]
+        platform = Platform(release=engine.about.kernel, system=engine.about.system)
+        await interface.set_up(
+            cluster,
+            prefix_length=subnet.PREFIX_LENGTH,
+            limit_s=_ANSWER_LIMIT_S,
+            platform=platform,
+        )
+        yield Up(cluster=cluster, inside=inside, platform=platform)
     except BaseException as problem:
         for second in await _taken_down(engine, wanted.run_id, nodes, watches):
             problem.add_note(f"not everything of the run was removed: {second}")
@@ -94,8 +107,9 @@ async def start_cluster(
         if problems := await _taken_down(engine, wanted.run_id, nodes, watches):
             raise ClusterError(f"not everything of the run was removed: {'; '.join(problems)}")
     finally:
-        await deaths.close()
+        ACTIVE_RUNS.discard(wanted.run_id)
         mirror.close()
+        await deaths.close()
 
 
 async def _tell_end(node: Node, deaths: Deaths, on_exit: Callable[[Json], None]) -> None:
@@ -103,8 +117,36 @@ async def _tell_end(node: Node, deaths: Deaths, on_exit: Callable[[Json], None])
     await node.agent.attachment.channel.ended.wait()
     t_s = time.monotonic()
     status = await deaths.status_of(node.agent.id)
-    event = {"event": "exited", "key": f"agent-{node.number}", "pid": 0, "status": status}
+    event = {"event": "exited", "key": keys.of_agent(node.number), "pid": 0, "status": status}
     on_exit(event | {"t_s": t_s})
+
+
+async def _tell_ends_of_pods(
+    node: Node,
+    deaths: Deaths,
+    on_exit: Callable[[Json], None],
+    on_lost: Callable[[str], None],
+) -> None:
+    """Tell of the ends of all processes in a training container that a fault has killed.
+
+    Of one that nobody has killed: call on_lost with the reason.
+    """
+    while True:
+        pod = node.pod
+        await pod.attachment.channel.ended.wait()
+        t_s = time.monotonic()
+        status = await deaths.status_of(pod.id)
+        if not node.pod_was_killed:
+            said = f"status {status}; {pod.attachment.said or 'it said nothing'}"
+            on_lost(f"the {pod.name} is gone, and this run has not ended it: {said}")
+            return
+        ended = {"event": "exited", "t_s": t_s}
+        inside, node.running = node.running, {}
+        for key, pid in inside.items():
+            on_exit(ended | {"key": key, "pid": pid, "status": -signal.SIGKILL})
+        on_exit(ended | {"key": keys.of_container(node.number), "pid": 0, "status": status})
+        await pod.attachment.close()
+        await node.renewed(pod)
 
 
 async def _prepare(engine: Engine, wanted: Wanted) -> tuple[Plan, ipaddress.IPv4Network, Path]:
@@ -114,7 +156,14 @@ async def _prepare(engine: Engine, wanted: Wanted) -> tuple[Plan, ipaddress.IPv4
     own = await asyncio.to_thread(payload.of_chaoslab)
     network_id, network = await engine.call("make a network", _network, engine, run_id)
     sent = await engine.call("make a volume", recipes.create_volume, engine, run_id, "sent")
-    shared = await engine.call("make a volume", recipes.create_volume, engine, run_id, "shared")
+    shared = await engine.call(
+        "make a volume",
+        recipes.create_volume,
+        engine,
+        run_id,
+        "shared",
+        size_bytes=wanted.limits.disk_bytes,
+    )
     plan = Plan(
         run_id=run_id,
         nodes=wanted.nodes,
@@ -126,12 +175,14 @@ async def _prepare(engine: Engine, wanted: Wanted) -> tuple[Plan, ipaddress.IPv4
     )
     loader = await engine.call("make a container", recipes.create_loader, engine, plan)
     put = engine.api.put_archive
-    for target, data in (
+    sendings = [
         (SENT, payload.directories("lib", "job")),
         (SENT / "lib", own),
         (SENT / "job", job),
-        (SHARED, payload.directories(CHECKPOINTS.name, mode=0o1777)),
-    ):
+    ]
+    if not wanted.limits.disk_bytes:
+        sendings.append((SHARED, payload.directories(CHECKPOINTS.name, mode=0o1777)))
+    for target, data in sendings:
         await engine.call("send files", put, loader, str(target), data)
     await engine.call("remove a container", engine.api.remove_container, loader, force=True)
     return plan, network, script
