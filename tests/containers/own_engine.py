@@ -6,6 +6,7 @@ machine; its own pid namespace, so that nothing of it outlives it.
 
 from __future__ import annotations
 
+import concurrent.futures
 import contextlib
 import os
 import shutil
@@ -68,6 +69,8 @@ class OwnEngine:
         self._cgroup = f"chaoslab-tests-{os.getpid()}"
         self._log = (root / "dockerd.log").open("wb")
         self._process: subprocess.Popen[bytes]
+        # Its parent is a thread of its own: PDEATHSIG comes when the thread that forked it ends.
+        self._parent = concurrent.futures.ThreadPoolExecutor(max_workers=1)
         self.start()
 
     def start(self) -> None:
@@ -82,14 +85,15 @@ class OwnEngine:
         # be taken by another process now, for which it would wait.
         shutil.rmtree(self.root / "exec-root", ignore_errors=True)
         (self.root / "pidfile").unlink(missing_ok=True)
-        self._process = subprocess.Popen(
+        self._process = self._parent.submit(
+            subprocess.Popen,
             [*OWN_NAMESPACES, "sh", "-c", PREPARE, "dockerd", *options],
             stdin=subprocess.DEVNULL,
             stdout=self._log,
             stderr=self._log,
             env=self._environment,
             start_new_session=True,
-        )
+        ).result()
         deadline_s = time.monotonic() + START_LIMIT_S
         while not answers(self.address):
             if self._process.poll() is not None or time.monotonic() > deadline_s:
@@ -120,6 +124,7 @@ class OwnEngine:
     def close(self) -> None:
         """End it, and remove what it has kept."""
         self.kill()
+        self._parent.shutdown()
         self._log.close()
         self.said = (self.root / "dockerd.log").read_text(errors="replace")[-1000:]
         deadline_s = time.monotonic() + START_LIMIT_S

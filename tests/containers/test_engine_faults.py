@@ -33,7 +33,7 @@ from chaoslab.cluster.containers.engine import Engine
 from chaoslab.inject.injector import Injector
 from scenarios.jobs import CHARLM
 
-pytestmark = [pytest.mark.netem(needed=False), pytest.mark.nightly]
+pytestmark = pytest.mark.netem(needed=False)
 
 LONG = Scenario(
     job=dataclasses.replace(CHARLM, nodes=2, steps=300),
@@ -77,6 +77,7 @@ def test_an_engine_that_is_restarted_in_mid_run(
         run(LONG, options=options(tmp_path))
     assert time.monotonic() - began_s < 90
     restarting.join(60)
+    assert not restarting.is_alive(), "the engine does not come up again"
     leftovers.sweep(fresh_engine)
     assert everything(fresh_engine) == []
 

@@ -172,7 +172,7 @@ def test_triggers_follow_each_other(tmp_path) -> None:
 @pytest.mark.netem(needed=False)
 def test_a_window_that_the_jobs_end_cuts_short_is_unknown(tmp_path) -> None:
     """A job that is over before the heal has not shown that it recovers."""
-    job = dataclasses.replace(JOB, steps=60)
+    job = dataclasses.replace(JOB, steps=200)
     injection = Injection(fault=faults.LinkDown(duration_s=30), on=node(1), at=at_step(20))
     with pytest.raises(NotProven, match="ended inside the window"):
         story(tmp_path, injection, promises=[bounds.finishes()], job=job)
@@ -281,7 +281,8 @@ def test_a_heal_is_seen_although_another_node_is_cut_off(tmp_path) -> None:
 @pytest.mark.netem
 def test_what_a_fault_still_holds_at_the_end_is_nobodys(tmp_path) -> None:
     """The last packets of the ranks are on their way for 0.4 s when the job is over."""
-    job = Job(script="examples/charlm.py", nodes=2, steps=25, args=("--timeout-s", "10"))
+    args = ("--timeout-s", "10", "--step-floor-s", "0.1")
+    job = Job(script="examples/charlm.py", nodes=2, steps=25, args=args)
     delay = Injection(fault=faults.Delay(delay_s=0.4), on=node(1), at=at_step(15))
     history = story(tmp_path, delay, promises=[bounds.finishes()], job=job, kernel="auto")
     assert history.of("effective")

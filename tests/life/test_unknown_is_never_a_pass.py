@@ -31,7 +31,8 @@ from chaoslab.runner import SESSION
 
 pytestmark = pytest.mark.netem(needed=False)
 
-JOB = Job(script="tests/trainers/counter.py", nodes=2, steps=60, limit_s=60)
+JOB = Job(script="tests/trainers/counter.py", nodes=2, steps=200, limit_s=60)
+"""Two seconds: a fault at step 20 bites before the end on a machine that is busy, too."""
 STOP = Injection(fault=faults.Stop(duration_s=0.2), on=rank(1), at=at_step(20))
 
 
@@ -215,7 +216,7 @@ def test_three_jobs_that_never_reach_a_trigger_are_told_apart(options) -> None:
         "hang": (("--hang",), r"still there when the run was given up after 4(\.0)? s"),
         "mute": (
             ("--silent-after", "0"),
-            r"after step 0 of 60, and yet it exited with status 0",
+            r"after step 0 of 200, and yet it exited with status 0",
         ),
     }
     job = dataclasses.replace(JOB, limit_s=4)
@@ -246,7 +247,8 @@ def test_reports_that_cannot_be_written_are_refused_before_anything_starts(tmp_p
 def test_a_fault_without_a_window_is_not_said_to_be_healed_during_the_run(options) -> None:
     """Its taking down at the end of the run is told as that."""
     drop = Injection(fault=faults.SilentDrop(), on=node(1), at=at_step(20))
-    report = run(scenario(drop, promises=[bounds.finishes()]), options=options)
+    job = dataclasses.replace(JOB, steps=400)
+    report = run(scenario(drop, promises=[bounds.finishes()], job=job), options=options)
     history = History.load(report.directory / "history.jsonl")
     (healed,) = history.of("healed")
     assert healed["why"] == "it had no window: taken down with the run"
