@@ -126,7 +126,7 @@ class NamespacesCluster:
         addresses: Sequence[str],
         lab: Channel,
         owner: tuple[int, int] | None,
-        volume: Path,
+        volume: Path | None,
     ) -> None:
         self.nodes = nodes
         self._volume = volume
@@ -210,6 +210,8 @@ class NamespacesCluster:
 
     async def fill(self, *, full: bool) -> dict[str, Any]:
         """Fill the volume of the checkpoints, or free it again, and try to write a byte."""
+        if self._volume is None:
+            raise ClusterError("these nodes have no volume for checkpoints")
         return await self._ask("fill", path=str(self._volume), full=full)
 
     async def touch(self, node: int, path: Path) -> None:  # noqa: ARG002  one file system
@@ -236,17 +238,17 @@ async def start_cluster(
     run_id: str,
     nodes: int,
     owner: tuple[int, int] | None,
-    volume: Path,
-    volume_bytes: int | None,
+    volume: Path | None = None,
+    volume_bytes: int | None = None,
     on_exit: Callable[[dict[str, Any]], None],
     on_agent_event: Callable[[int, dict[str, Any]], None],
 ) -> AsyncIterator[NamespacesCluster]:
     """Bring up `nodes` nodes and the store's; take everything down at the end.
 
     owner: uid and gid of the processes (None: the harness's own). volume: directory of the
-    checkpoints; volume_bytes: the size that it gets (None: it is left as it is). on_exit: called
-    with each process that ended (key, pid, status, t_s). on_agent_event: called with node and
-    event.
+    checkpoints (None: there is none to fill); volume_bytes: the size that it gets (None: it is left
+    as it is). on_exit: called with each process that ended (key, pid, status, t_s). on_agent_event:
+    called with node and event.
     Raises: ClusterError.
     """
     network = subnet.choose(run_id, subnet.host_networks())
@@ -295,7 +297,7 @@ def _for_node(
     return lambda event: on_agent_event(index, event)
 
 
-def _lab_options(volume: Path, volume_bytes: int | None) -> dict[str, Any]:
+def _lab_options(volume: Path | None, volume_bytes: int | None) -> dict[str, Any]:
     return {
         "volume": str(volume),
         "volume_bytes": volume_bytes,
