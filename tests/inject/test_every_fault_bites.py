@@ -32,6 +32,7 @@ from chaoslab import (
     volume,
     when_healed,
 )
+from chaoslab.cluster.namespaces import NamespacesCluster
 from chaoslab.history import History
 
 JOB = Job(
@@ -241,6 +242,28 @@ def test_a_full_disk_fails_saves_and_no_more(tmp_path) -> None:
     assert 60 in failed
     assert {20, 40, 120, 140} <= saved
     assert not failed & saved
+
+
+@pytest.mark.netem(needed=False)
+@pytest.mark.parametrize(
+    ("full", "words"),
+    [
+        pytest.param(False, "the volume took a byte", id="never_full"),
+        pytest.param(True, "the volume refuses a byte still", id="never_freed"),
+    ],
+)
+def test_a_volume_that_is_not_as_it_should_be_is_seen(tmp_path, monkeypatch, full, words) -> None:
+    """Planted: a fault that fills nothing is not proven, and one that stays is not healed."""
+    healthy = NamespacesCluster.fill
+
+    async def fill(self, **_):
+        return await healthy(self, full=full)
+
+    monkeypatch.setattr(NamespacesCluster, "fill", fill)
+    job = dataclasses.replace(JOB, disk_bytes=1 << 20)
+    injection = Injection(fault=faults.DiskFull(duration_s=WINDOW_S), on=volume(), at=at_step(20))
+    with pytest.raises(NotProven, match=words):
+        story(tmp_path, injection, promises=[bounds.finishes()], job=job)
 
 
 @pytest.mark.netem(needed=False)

@@ -27,6 +27,7 @@ from chaoslab import (
 )
 from chaoslab.bounds import Bound
 from chaoslab.history import History
+from chaoslab.kernel import Availability
 from chaoslab.runner import SESSION
 
 pytestmark = pytest.mark.netem(needed=False)
@@ -252,3 +253,12 @@ def test_a_fault_without_a_window_is_not_said_to_be_healed_during_the_run(option
     history = History.load(report.directory / "history.jsonl")
     (healed,) = history.of("healed")
     assert healed["why"] == "it had no window: taken down with the run"
+
+
+def test_a_scenario_that_needs_netem_is_refused_with_what_mends_it(options, monkeypatch) -> None:
+    """Before anything starts: what is missing, the platform's command, and the other kernel."""
+    lacking = Availability(available=False, reason="this kernel has no sch_netem")
+    monkeypatch.setattr(SESSION, "netem", lacking)
+    loss = Injection(fault=faults.PacketLoss(ratio=0.1, duration_s=1), on=node(1), at=at_step(5))
+    with pytest.raises(NotAvailable, match=r"no sch_netem.*sch_netem.*--chaos-kernel=uml"):
+        run(scenario(loss), options=options)
