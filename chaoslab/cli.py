@@ -10,6 +10,7 @@ from pathlib import Path
 
 import chaoslab
 from chaoslab.cluster.scratch import sweep
+from chaoslab.crash import command as crash_command
 from chaoslab.errors import NotAvailable
 from chaoslab.resilience import store_command
 
@@ -26,9 +27,12 @@ def main(arguments: list[str] | None = None) -> int:
     cleanup.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help=where)
     store = commands.add_parser("store", help="run a rendezvous store for a job")
     store_command.add_arguments(store)
+    crash_command.add_arguments(commands.add_parser("crashtest", help=crash_command.HELP))
     chosen = parser.parse_args(arguments)
     if chosen.command == "store":
         return store_command.run(chosen.listen, events=chosen.events)
+    if chosen.command == "crashtest":
+        return crash_command.run(chosen)
     return _cleanup(chosen.reports)
 
 
