@@ -12,6 +12,7 @@ import torch
 from chaoslab import probe
 from chaoslab.resilience import digests, layout, retention, saving, snapshot
 from chaoslab.resilience.errors import CheckpointWriteFailed, SaveAbandoned, SaveTimedOut
+from chaoslab.resilience.writeback import EarlyWriteback
 
 
 def save_part(
@@ -64,7 +65,7 @@ def _write_shard(
     block_bytes = digests.block_bytes_for(snapshot.state_bytes(state))
     with path.open("wb") as raw:
         file = digests.DigestingFile(
-            probe.watched(raw),
+            probe.watched(EarlyWriteback(raw)),
             block_bytes=block_bytes,
             check=lambda: save.check("its own shard to be written"),
         )
