@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import random
 import tempfile
 import time
 from collections import Counter
@@ -25,6 +26,9 @@ from chaoslab.crash.words import Words
 
 MOST_STATES: Final = 20_000
 """Of one model, unless told otherwise; a report says when there were more."""
+
+_DRAWN_FROM: Final = 10
+"""Where there are more states than are to be tried, they are drawn from so many times as many."""
 
 RESTORE_LIMIT_S: Final = 30.0
 _BEFORE_ALL: Final = -1
@@ -56,7 +60,7 @@ class Failure:
 class Result:
     """Of one model. states: judged; unique: different directories among them.
 
-    is_bounded: there were more states than were to be tried.
+    is_bounded: there were more states than were to be tried, which were drawn from them.
     """
 
     model: str
@@ -158,8 +162,12 @@ class _Explorer:
     def result(self, model: Model, most_states: int, seed: int) -> Result:
         began_s = time.monotonic()
         stream = unique(self._replay, crashes(self._operations, model, seed=seed))
-        states = [state for state, _ in itertools.islice(stream, most_states)]
-        is_bounded = next(stream, None) is not None
+        states = [state for state, _ in itertools.islice(stream, most_states * _DRAWN_FROM)]
+        is_bounded = len(states) > most_states
+        if is_bounded:  # of all places in the recording, not of its beginning
+            chooser = random.Random(seed)  # noqa: S311  a choice that can be repeated, no secret
+            chosen = chooser.sample(range(len(states)), most_states)
+            states = [states[index] for index in sorted(chosen)]
         counts: Counter[Verdict] = Counter()
         kinds: Counter[_Kind] = Counter()
         shortest: dict[_Kind, State] = {}
