@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import checkpoint as dcp
+from torch.distributed.checkpoint import state_dict_loader, state_dict_saver
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 
 from chaoslab.resilience import AtomicCheckpointManager
 
@@ -80,7 +82,7 @@ def remove_then_rename(root: Path, step: int) -> None:
 def _dcp_save(path: Path, step: int) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that there is one process
-        dcp.save(state(step), storage_writer=dcp.FileSystemWriter(path), no_dist=True)
+        state_dict_saver.save(state(step), storage_writer=FileSystemWriter(path), no_dist=True)
 
 
 def dcp_new(root: Path, step: int) -> None:
@@ -112,7 +114,7 @@ def _load(path: Path) -> Any:
     found = state(0)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # as above
-        dcp.load(found, storage_reader=dcp.FileSystemReader(path), no_dist=True)
+        state_dict_loader.load(found, storage_reader=FileSystemReader(path), no_dist=True)
     return found
 
 
@@ -127,7 +129,7 @@ def newest_that_loads(root: Path) -> Any:
     for path in sorted(root.glob("ckpt-*"), key=_number, reverse=True):
         try:
             return _load(path)
-        except (Exception, dcp.CheckpointException):  # noqa: BLE001, S112  the one before, then
+        except (Exception, CheckpointException):  # noqa: BLE001, S112  the one before, then
             continue
     return None
 

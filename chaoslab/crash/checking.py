@@ -66,13 +66,19 @@ def check(replay: Replay, state: State, restore: Restore, root: Path) -> Restore
     """Build a state, restore from it, and remove it."""
     build(replay, state, root)
     try:
+        return restored(restore, root)
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+
+
+def restored(restore: Restore, root: Path) -> Restored:
+    """Restore from a directory, here and now."""
+    try:
         value = restore(root)
         return Restored(digest=None if value is None else digest(value))
     except BaseException as error:  # noqa: BLE001  DCP's CheckpointException is one: nothing restored
         said = f"{type(error).__name__}: {error}".replace(str(root), "DIR")
         return Restored(error=said[:_WORDS])
-    finally:
-        shutil.rmtree(root, ignore_errors=True)
 
 
 @dataclasses.dataclass(kw_only=True)

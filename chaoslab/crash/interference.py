@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Kill:
-    """Kill every process, with SIGKILL, when call `at` (0-based) is about to begin."""
+    """Kill every process, with SIGKILL, when call `at` (0-based) is about to begin.
+
+    first: called before that, with that thread stopped; others may be anywhere.
+    """
 
     at: int
+    first: Callable[[], None] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

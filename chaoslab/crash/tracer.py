@@ -147,6 +147,8 @@ class Tracer:
     def _interfere(self, thread: int, name: str, watched: Watched, asked: Interference) -> None:
         match asked:
             case Kill():
+                if asked.first is not None:
+                    asked.first()
                 self._kill_all()
             case Fail():
                 self._skip(thread, name, -asked.errno)

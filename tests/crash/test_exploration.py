@@ -50,6 +50,44 @@ def test_what_a_saver_leaves_out_is_found_by_the_models_that_show_it(
         assert sum(result.counts.values()) == result.states >= result.unique > 0
 
 
+SHARDED = [
+    (savers.sharded, savers.trusting, set()),
+    (savers.sharded, savers.verifying, set()),
+    (savers.rename_before_the_last_write, savers.trusting, set(MODELS)),
+    (savers.manifest_before_shard, savers.trusting, set(MODELS)),
+    (savers.pruned_before_the_commit, savers.verifying, set(MODELS)),
+    (savers.acknowledged_before_durable, savers.verifying, {"journal", "xfs", "posix"}),
+    (savers.from_another_file_system, savers.trusting, set(MODELS)),
+]
+
+
+@pytest.mark.parametrize(
+    ("saver", "restore", "failing"),
+    SHARDED,
+    ids=[f"{saver.__name__}-{restore.__name__}" for saver, restore, _ in SHARDED],
+)
+def test_a_defect_of_a_sharded_save_is_found(
+    saver: Saver, restore: Callable[[Path], object], failing: set[str]
+) -> None:
+    """Two shards and a manifest: in its right order intact, and with each step out of order not."""
+    explored = explore(saver, restore)
+    found = {result.model for result in explored.results if result.verdict is not INTACT}
+    assert found == failing
+
+
+@pytest.mark.parametrize(
+    ("saver", "said"),
+    [
+        (savers.digest_of_the_wrong_file, "step 1, with nothing lost, the restore gives nothing"),
+        (savers.rank_0_alone, "step 1, with nothing lost, the restore gives nothing"),
+    ],
+)
+def test_a_save_that_is_not_there_when_it_returns_is_told_at_once(saver: Saver, said: str) -> None:
+    """It needs no crash to fail."""
+    with pytest.raises(ExplorationFailed, match=said):
+        explore(saver, savers.verifying)
+
+
 def test_a_restore_that_takes_what_it_finds_gives_damage_as_if_it_were_whole() -> None:
     """The same saver, judged by a restore that looks at nothing."""
     explored = explore(savers.no_file_sync, savers.restore)
