@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import chaoslab
+from chaoslab import verify
 from chaoslab.cluster.scratch import sweep
 from chaoslab.crash import command as crash_command
 from chaoslab.errors import NotAvailable
@@ -27,13 +28,40 @@ def main(arguments: list[str] | None = None) -> int:
     cleanup.add_argument("--reports", type=Path, default=Path("reports"), metavar="DIR", help=where)
     store = commands.add_parser("store", help="run a rendezvous store for a job")
     store_command.add_arguments(store)
+    check = commands.add_parser("verify", help="check that checkpoints are what was saved")
+    check.epilog = (
+        "exit status: 0 all proven, 1 damage, 2 nothing recognised, 3 not all can be proven"
+    )
+    check.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="file or directory")
     crash_command.add_arguments(commands.add_parser("crashtest", help=crash_command.HELP))
     chosen = parser.parse_args(arguments)
     if chosen.command == "store":
         return store_command.run(chosen.listen, events=chosen.events)
     if chosen.command == "crashtest":
         return crash_command.run(chosen)
+    if chosen.command == "verify":
+        return _verify(chosen.paths)
     return _cleanup(chosen.reports)
+
+
+def _verify(paths: list[Path]) -> int:
+    found: list[verify.Checked] = []
+    for path in paths:
+        try:
+            found += verify.check(path)
+        except OSError as error:
+            sys.stderr.write(f"chaoslab verify: {error}\n")
+            return 2
+    for one in found:
+        words = "".join(letter if letter.isprintable() else " " for letter in one.words)
+        sys.stdout.write(f"{one.proof.value:9s} {one.path} ({one.format}): {words}\n")
+    if not found:
+        sys.stderr.write("chaoslab verify: no checkpoint of a format that it knows\n")
+        return 2
+    proofs = {one.proof for one in found}
+    if verify.Proof.DAMAGED in proofs:
+        return 1
+    return 3 if verify.Proof.UNPROVEN in proofs else 0
 
 
 def _cleanup(reports: Path) -> int:
