@@ -34,11 +34,16 @@ def main(arguments: list[str] | None = None) -> int:
     )
     check.add_argument("paths", nargs="+", type=Path, metavar="PATH", help="file or directory")
     crash_command.add_arguments(commands.add_parser("crashtest", help=crash_command.HELP))
-    chosen = parser.parse_args(arguments)
+    given = sys.argv[1:] if arguments is None else arguments
+    behind: list[str] = []
+    if given[:1] == ["crashtest"] and "--" in given:
+        place = given.index("--")
+        given, behind = given[:place], given[place + 1 :]
+    chosen = parser.parse_args(given)
     if chosen.command == "store":
         return store_command.run(chosen.listen, events=chosen.events)
     if chosen.command == "crashtest":
-        return crash_command.run(chosen)
+        return crash_command.run(chosen, behind)
     if chosen.command == "verify":
         return _verify(chosen.paths)
     return _cleanup(chosen.reports)

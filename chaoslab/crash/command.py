@@ -1,18 +1,25 @@
-"""`chaoslab crashtest`: any two functions that save and restore, judged after every crash."""
+"""`chaoslab crashtest`: any code that saves and restores, judged after every crash."""
 
 from __future__ import annotations
 
 import argparse
 import importlib
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
-from chaoslab.crash.exploration import MOST_STATES, ExplorationFailed, explore
+from chaoslab.crash.exploration import (
+    MOST_STATES,
+    Exploration,
+    ExplorationFailed,
+    explore,
+    explore_recording,
+)
 from chaoslab.crash.judging import Verdict
 from chaoslab.crash.models import MODELS
-from chaoslab.crash.recording import RecordingFailed
+from chaoslab.crash.recording import RecordingFailed, record_command
 from chaoslab.crash.telling import table, write_report
 
 HELP: Final = "judge how checkpoint code survives a kill or a power cut at any point of a save"
@@ -21,16 +28,25 @@ EPILOG: Final = (
     "exit status: 0 INTACT under every model, 1 some state fails, 2 nothing could be judged, "
     "3 UNKNOWN"
 )
+USAGE: Final = (
+    "chaoslab crashtest [options] MODULE:SAVE MODULE:RESTORE\n"
+    "       chaoslab crashtest [options] --acknowledged PATTERN MODULE:RESTORE -- COMMAND ... {dir}"
+)
+_FUNCTIONS: Final = (
+    "SAVE is called with a directory and a step, RESTORE with a directory, and gives what was "
+    "saved there last"
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the command's arguments to its parser."""
     parser.epilog = EPILOG
-    parser.add_argument("save", metavar="MODULE:SAVE", help="called with a directory and a step")
+    parser.usage = USAGE
+    parser.add_argument("functions", nargs="+", metavar="MODULE:FUNCTION", help=_FUNCTIONS)
     parser.add_argument(
-        "restore",
-        metavar="MODULE:RESTORE",
-        help="called with a directory; gives what was saved there last",
+        "--acknowledged",
+        metavar="PATTERN",
+        help=r"of a command: what a line of its output has when a step is saved, as 'saved (\d+)'",
     )
     parser.add_argument("--steps", type=int, default=3, help="how many saves (3)")
     parser.add_argument(
@@ -43,32 +59,46 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--report", type=Path, metavar="DIR", help="where a report is written")
 
 
-def run(chosen: argparse.Namespace) -> int:
-    """Explore, print the table, write the report. Returns the exit status."""
+def run(chosen: argparse.Namespace, command: list[str]) -> int:
+    """Explore, print the table, write the report. Returns the exit status.
+
+    command: what was given behind "--"; empty for none.
+    """
     sys.path.insert(0, "")
-    if chosen.steps < 1 or chosen.states < 1:
-        given = f"--steps={chosen.steps} --states={chosen.states}"
-        sys.stderr.write(f"chaoslab crashtest: {given}: want at least 1 of each\n")
-        return _NOT_JUDGED
     try:
-        explored = explore(
-            imported(chosen.save),
-            imported(chosen.restore),
-            steps=range(1, chosen.steps + 1),
-            models=chosen.models.split(","),
-            most_states=chosen.states,
-            seed=chosen.seed,
-        )
+        explored = _explored(chosen, command)
     except (ValueError, ExplorationFailed, RecordingFailed, OSError) as error:
         sys.stderr.write(f"chaoslab crashtest: {error}\n")
         return _NOT_JUDGED
     sys.stdout.write(table(explored))
     if chosen.report is not None:
-        for path in write_report(chosen.report, explored, chosen.restore):
+        for path in write_report(chosen.report, explored, chosen.functions[-1]):
             sys.stdout.write(f"{path}\n")
     if explored.verdict is Verdict.INTACT:
         return 0
     return _UNKNOWN if explored.verdict is Verdict.UNKNOWN else _FAILED
+
+
+def _explored(chosen: argparse.Namespace, command: list[str]) -> Exploration:
+    if chosen.steps < 1 or chosen.states < 1:
+        given = f"--steps={chosen.steps} --states={chosen.states}"
+        raise ValueError(f"{given}: want at least 1 of each")
+    options = {
+        "models": chosen.models.split(","),
+        "most_states": chosen.states,
+        "seed": chosen.seed,
+    }
+    if not command:
+        if len(chosen.functions) != 2 or chosen.acknowledged is not None:  # noqa: PLR2004
+            raise ValueError("want MODULE:SAVE and MODULE:RESTORE, or a command behind --")
+        save, restore = map(imported, chosen.functions)
+        return explore(save, restore, steps=range(1, chosen.steps + 1), **options)
+    if len(chosen.functions) != 1 or chosen.acknowledged is None:
+        raise ValueError("of a command: want one MODULE:RESTORE, and --acknowledged PATTERN")
+    restore = imported(chosen.functions[0])
+    with tempfile.TemporaryDirectory(prefix="chaoslab-crash-") as place:
+        recording = record_command(Path(place), command, pattern=chosen.acknowledged)
+    return explore_recording(recording, restore, **options)
 
 
 def imported(name: str) -> Callable[..., Any]:

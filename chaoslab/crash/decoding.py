@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Final
 
 from chaoslab.crash.disk import Disk
+from chaoslab.crash.marks import Marks
 from chaoslab.crash.operations import (
     ROOT,
-    Acknowledged,
-    Begun,
     Entry,
     Link,
     Make,
@@ -59,13 +58,14 @@ class Watched:
 
 
 class Decoder:
-    """For one recording. root: what is watched. marks: a file that takes "B step", "A step".
+    """For one recording. root: what is watched. told: the file that takes marks.
 
     unseen: what was done that cannot be recorded, in words.
     """
 
-    def __init__(self, root: Path, marks: Path | None = None) -> None:
-        self.root, self._marks = root.resolve(), marks and marks.resolve()
+    def __init__(self, root: Path, told: Path | None = None, marks: Marks | None = None) -> None:
+        self.root, self._told = root.resolve(), told and told.resolve()
+        self._marks = marks or Marks()
         self.start = Disk()
         self.unseen: list[str] = []
         self._numbers: dict[tuple[int, int], int] = {}
@@ -266,9 +266,9 @@ class Decoder:
         flags: int = 0,
     ) -> Watched | None:
         file = Path(f"/proc/{thread}/fd/{fd}")
-        if self._marks is not None and file.readlink() == self._marks:
-            marks = read()
-            return Watched(finish=lambda done: _marks(marks[:done]))
+        if self._told is not None and file.readlink() == self._told:
+            line = read()
+            return Watched(finish=lambda done: self._marks.read(line[:done]))
         number = self._number(file)
         if number is None:
             return None
@@ -369,10 +369,3 @@ def _gathered(thread: int, address: int, count: int) -> bytes:
     return b"".join(
         read_memory(thread, base, length) for base, length in _POINTER.iter_unpack(vector)
     )
-
-
-def _marks(data: bytes) -> list[Operation]:
-    """Read marks: what a save tells of itself."""
-    kinds = {b"B": Begun, b"A": Acknowledged}
-    lines = [line.split() for line in data.splitlines() if line]
-    return [kinds[kind](step=int(step)) for kind, step in lines]

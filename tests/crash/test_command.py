@@ -60,6 +60,22 @@ def test_a_defect_is_told_reported_and_reproduced(tmp_path: Path) -> None:
     assert {path.name for path in state.iterdir()} <= {"draft", "last"}
 
 
+def test_a_command_is_judged_without_a_change_to_it(tmp_path: Path) -> None:
+    """Its own output says what is saved; one that never calls fsync fails, its twin does not."""
+    for how, status in (("safe", 0), ("plain", 1)):
+        argv = ["--acknowledged", r"saved step (\d+)", "trainer:restore", "--"]
+        argv += [sys.executable, "trainer.py", "{dir}", how]
+        done = ran(*argv, tmp_path=tmp_path)
+        assert (done.returncode, done.stderr) == (status, ""), done.stdout
+        assert done.stdout.splitlines()[1].split()[:2] == ["kill", "INTACT"]
+    assert "the rename of draft to last did not survive" in done.stdout
+    assert "step 4 was acknowledged; it gave step 2" in done.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+COMMAND = ["trainer:restore", "--", sys.executable, "trainer.py", "{dir}", "safe"]
+
+
 @pytest.mark.parametrize(
     ("argv", "said"),
     [
@@ -71,6 +87,12 @@ def test_a_defect_is_told_reported_and_reproduced(tmp_path: Path) -> None:
         (("savers:correct", "savers:careful", "--models", "ext3"), "want some of kill"),
         (("savers:correct", "savers:careful", "--steps", "0"), "want at least 1"),
         (("savers:body", "savers:careful"), "ended with status"),
+        (("savers:correct",), "want MODULE:SAVE and MODULE:RESTORE"),
+        (COMMAND, "want one MODULE:RESTORE, and --acknowledged"),
+        (("--acknowledged", "saved", *COMMAND), "want a group for the step"),
+        (("--acknowledged", "(", *COMMAND), "want a regular expression"),
+        (("--acknowledged", r"never (\d+)", *COMMAND), "nothing was acknowledged"),
+        (("--acknowledged", r"(\d+)", "trainer:restore", "--", "no-such-program"), "status"),
     ],
 )
 def test_what_cannot_be_judged_is_said(tmp_path: Path, argv: tuple[str, ...], said: str) -> None:

@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -227,6 +228,24 @@ def test_a_body_that_fails_is_no_recording(root: Path) -> None:
     """Its status is said."""
     with pytest.raises(RecordingFailed, match="ended with status"):
         record(root, lambda: os._exit(3))
+
+
+def test_a_body_that_does_not_end_is_ended(root: Path) -> None:
+    """At its limit, with every process of it."""
+
+    def body() -> None:
+        if os.fork() == 0:
+            signal.pause()
+        (root.parent / "pids").write_text(str(os.getpid()))
+        signal.pause()
+
+    with pytest.raises(RecordingFailed, match=r"took more than 0\.3 s"):
+        record(root, body, limit_s=0.3)
+    pid = int((root.parent / "pids").read_text())
+    deadline_s = time.monotonic() + 5
+    while Path(f"/proc/{pid}").exists():
+        assert time.monotonic() < deadline_s
+        time.sleep(0.01)
 
 
 def test_other_directories_are_not_recorded(root: Path) -> None:
