@@ -6,6 +6,7 @@ for what it did. Files are told apart by device and inode; each gets a number of
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import struct
@@ -29,7 +30,7 @@ from chaoslab.crash.operations import (
     Write,
     Zero,
 )
-from chaoslab.crash.ptrace import Call, read_memory, read_text
+from chaoslab.crash.ptrace import Call, read_memory, read_text, read_vector
 
 _AT_FDCWD: Final = -100
 _AT_REMOVEDIR: Final = 0x200
@@ -48,11 +49,13 @@ Finish = Callable[[int], list[Operation]]
 class Watched:
     """A call that concerns the watched directory. finish: gives its operations by its result.
 
+    collect: called before `finish`, while the call is under way: reads what it writes.
     write_bytes: what it was asked to write; 0 for no write. place: of the length's argument, which
     may be made smaller; None: it has none (writev).
     """
 
     finish: Finish
+    collect: Callable[[], None] = lambda: None
     write_bytes: int = 0
     place: int | None = None
 
@@ -64,7 +67,7 @@ class Decoder:
     """
 
     def __init__(self, root: Path, told: Path | None = None, marks: Marks | None = None) -> None:
-        self.root, self._told = root.resolve(), told and told.resolve()
+        self.root, self._told = root.resolve(), told and str(told.resolve())
         self._marks = marks or Marks()
         self.start = Disk()
         self.unseen: list[str] = []
@@ -74,16 +77,12 @@ class Decoder:
         self._know(self.root)
         self._list(self.root, ROOT)
         self._decoders: dict[str, Callable[[int, tuple[int, ...]], Watched | None]] = {
-            "write": lambda t, a: self._write(t, a[0], lambda: read_memory(t, a[1], a[2]), place=2),
-            "pwrite64": lambda t, a: self._write(
-                t, a[0], lambda: read_memory(t, a[1], a[2]), place=2, offset=a[3]
-            ),
-            "writev": lambda t, a: self._write(t, a[0], lambda: _gathered(t, a[1], a[2])),
-            "pwritev": lambda t, a: self._write(
-                t, a[0], lambda: _gathered(t, a[1], a[2]), offset=a[3]
-            ),
+            "write": lambda t, a: self._write(t, a[0], [(a[1], a[2])], place=2),
+            "pwrite64": lambda t, a: self._write(t, a[0], [(a[1], a[2])], place=2, offset=a[3]),
+            "writev": lambda t, a: self._write(t, a[0], _vector(t, a[1], a[2])),
+            "pwritev": lambda t, a: self._write(t, a[0], _vector(t, a[1], a[2]), offset=a[3]),
             "pwritev2": lambda t, a: self._write(
-                t, a[0], lambda: _gathered(t, a[1], a[2]), offset=a[3], flags=a[5]
+                t, a[0], _vector(t, a[1], a[2]), offset=a[3], flags=a[5]
             ),
             "sendfile": lambda t, a: self._copied(t, a[0], 0),
             "copy_file_range": lambda t, a: self._copied(t, a[2], a[3]),
@@ -259,32 +258,39 @@ class Decoder:
         self,
         thread: int,
         fd: int,
-        read: Callable[[], bytes],
+        vector: list[tuple[int, int]],
         *,
         place: int | None = None,
         offset: int | None = None,
         flags: int = 0,
     ) -> Watched | None:
-        file = Path(f"/proc/{thread}/fd/{fd}")
-        if self._told is not None and file.readlink() == self._told:
-            line = read()
-            return Watched(finish=lambda done: self._marks.read(line[:done]))
-        number = self._number(file)
-        if number is None:
+        file = f"/proc/{thread}/fd/{fd}"
+        is_told = self._told is not None and os.readlink(file) == self._told  # noqa: PTH115  often
+        status = os.stat(file)  # noqa: PTH116  as above
+        number = self._numbers.get((status.st_dev, status.st_ino))
+        if number is None and not is_told:
             return None
         position, opened = _position(thread, fd)
         if opened & os.O_APPEND or flags & _RWF_APPEND:
-            offset = file.stat().st_size
+            offset = status.st_size
         begin = position if offset is None or offset == (1 << 64) - 1 else offset
         # O_SYNC has the bit of O_DSYNC in it.
         is_durable = bool(opened & os.O_DSYNC or flags & (_RWF_DSYNC | _RWF_SYNC))
-        data = read()
+        data = bytearray()
+
+        def collect() -> None:
+            nonlocal data
+            with contextlib.suppress(OSError):  # no such memory: the call fails as well
+                data = read_vector(thread, vector)
 
         def finish(done: int) -> list[Operation]:
-            kept = data[:done]
+            kept = data if done == len(data) else data[:done]
+            if number is None:
+                return self._marks.read(bytes(kept))
             return [Write(file=number, offset=begin, data=kept, is_durable=is_durable)]
 
-        return Watched(finish=finish, write_bytes=len(data), place=place)
+        length = sum(length for _, length in vector)
+        return Watched(finish=finish, collect=collect, write_bytes=length, place=place)
 
     def _copied(self, thread: int, fd: int, offset_at: int) -> Watched | None:
         """Bytes that the kernel moves by itself: read back afterwards."""
@@ -358,14 +364,14 @@ def _name_of(thread: int, fd: int) -> str:
 
 def _position(thread: int, fd: int) -> tuple[int, int]:
     """Give a descriptor's place in its file and its flags. Source: proc(5), fdinfo."""
-    lines = Path(f"/proc/{thread}/fdinfo/{fd}").read_text(encoding="ascii").split("\n")
-    found = dict(line.split(":\t", 1) for line in lines if ":\t" in line)
-    return int(found["pos"]), int(found["flags"], 8)
+    info = os.open(f"/proc/{thread}/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        _, position, _, flags, *_ = os.read(info, 256).split()
+    finally:
+        os.close(info)
+    return int(position), int(flags, 8)
 
 
-def _gathered(thread: int, address: int, count: int) -> bytes:
-    """Read what a vector of buffers holds."""
-    vector = read_memory(thread, address, _POINTER.size * count)
-    return b"".join(
-        read_memory(thread, base, length) for base, length in _POINTER.iter_unpack(vector)
-    )
+def _vector(thread: int, address: int, count: int) -> list[tuple[int, int]]:
+    """Read where a call's buffers are, and how long."""
+    return list(_POINTER.iter_unpack(read_memory(thread, address, _POINTER.size * count)))

@@ -68,7 +68,7 @@ class Write(Operation):
 
     file: int
     offset: int
-    data: bytes
+    data: bytes | bytearray
     is_durable: bool = False
 
 

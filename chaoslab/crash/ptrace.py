@@ -9,6 +9,7 @@ import ctypes
 import dataclasses
 import os
 import platform
+from collections.abc import Sequence
 from typing import Final
 
 PTRACE_CONT: Final = 7
@@ -36,6 +37,7 @@ _NT_ARM_SYSTEM_CALL: Final = 0x404
 _WORD_BYTES: Final = 8
 _NO_SYSCALL: Final = (1 << 64) - 1
 _ARGUMENTS: Final = 6
+_IOV_MAX: Final = 1024
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -170,28 +172,48 @@ def _regset(
     ptrace(request, thread, kind, ctypes.addressof(vector))
 
 
-def read_memory(thread: int, address: int, length: int) -> bytes:
+def read_memory(thread: int, address: int, length: int) -> bytearray:
     """Read a thread's memory. Raises: OSError."""
-    found = bytearray(length)
-    if length == 0:
-        return b""
-    buffer, done = (ctypes.c_char * length).from_buffer(found), 0
-    while done < length:
-        ours = _Iovec(ctypes.addressof(buffer) + done, length - done)
-        theirs = _Iovec(address + done, length - done)
+    return read_vector(thread, [(address, length)])
+
+
+def read_vector(thread: int, vector: Sequence[tuple[int, int]]) -> bytearray:
+    """Read pieces of a thread's memory, each an address and a length, one behind the other.
+
+    Raises: OSError.
+    """
+    pieces = [(address, length) for address, length in vector if length]
+    found = bytearray(sum(length for _, length in pieces))
+    if not found:
+        return found
+    buffer, done = (ctypes.c_char * len(found)).from_buffer(found), 0
+    while pieces:
+        first = pieces[:_IOV_MAX]
+        theirs = (_Iovec * len(first))(*(_Iovec(*piece) for piece in first))
+        ours = _Iovec(ctypes.addressof(buffer) + done, len(found) - done)
         got = _LIBC.process_vm_readv(
-            thread, ctypes.addressof(ours), 1, ctypes.addressof(theirs), 1, 0
+            thread, ctypes.addressof(ours), 1, ctypes.addressof(theirs), len(first), 0
         )
         if got <= 0:
             error = ctypes.get_errno()
-            raise OSError(error, f"reading {length} bytes of thread {thread}: {os.strerror(error)}")
+            raise OSError(error, f"reading memory of thread {thread}: {os.strerror(error)}")
         done += got
-    return bytes(found)
+        pieces = _left(pieces, got)
+    return found
+
+
+def _left(pieces: list[tuple[int, int]], done: int) -> list[tuple[int, int]]:
+    """Give what is left of pieces of which so many bytes were read."""
+    for index, (address, length) in enumerate(pieces):
+        if done < length:
+            return [(address + done, length - done), *pieces[index + 1 :]]
+        done -= length
+    return []
 
 
 def read_text(thread: int, address: int) -> str:
     """Read a path from a thread's memory, to its zero byte. Raises: OSError."""
-    page, found = os.sysconf("SC_PAGE_SIZE"), b""
+    page, found = os.sysconf("SC_PAGE_SIZE"), bytearray()
     while b"\0" not in found:
         found += read_memory(thread, address + len(found), page - (address + len(found)) % page)
-    return os.fsdecode(found.partition(b"\0")[0])
+    return os.fsdecode(bytes(found.partition(b"\0")[0]))

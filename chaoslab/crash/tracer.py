@@ -123,6 +123,8 @@ class Tracer:
     def _let(self, thread: int, name: str, watched: Watched) -> None:
         self._running = (thread, name, watched)
         ptrace.ptrace(ptrace.PTRACE_SYSCALL, thread)
+        # While the kernel reads the same bytes; the thread stops at the call's end, and waits.
+        watched.collect()
 
     def _finish(self, thread: int) -> None:
         if self._running is None or self._running[0] != thread:
@@ -174,6 +176,7 @@ class Tracer:
             self._let(thread, name, watched)
             return
         # A vector of buffers: its bytes are written here, through the thread's own descriptor.
+        watched.collect()
         (write,) = watched.finish(kept_bytes)
         fd = os.open(f"/proc/{thread}/fd/{ptrace.call_of(thread).arguments[0]}", os.O_WRONLY)
         try:
